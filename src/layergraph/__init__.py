@@ -1,0 +1,1 @@
+"""Compiler-style graph rewriting for Hugging Face and peft models, on ``torch.export``."""
