@@ -1,0 +1,142 @@
+"""What leans on the inner parts of torch's ExportedProgram, in one place. Checked with torch 2.11 to 2.14."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import ExportGraphSignature, InputSpec, OutputSpec
+from torch.utils import _pytree as pytree
+
+from layergraph.errors import EditError
+from layergraph.ir.interface import GraphInput
+
+no_grad: Callable[[], AbstractContextManager[Any]] = torch.no_grad
+
+
+def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:
+    """The fake tensor mode the graph was traced under (its sizes are symbols of that mode's shape environment)."""
+    mode = detect_fake_mode([node.meta.get("val") for node in graph.nodes])
+    return mode if mode is not None else FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def no_new_guards(mode: FakeTensorMode) -> Iterator[None]:
+    """Within the block, computing on fake tensors may not fix a size that was dynamic.
+
+    Raises:
+        EditError: it did.
+    """
+    shape_env = mode.shape_env
+    if shape_env is None:
+        yield
+        return
+    before = dict(shape_env.replacements)
+    yield
+    fixed = [
+        str(symbol) for symbol, value in shape_env.replacements.items() if symbol not in before and value.is_number
+    ]
+    if fixed:
+        raise EditError(
+            "the inserted op fixes a dynamic size",
+            found=", ".join(fixed),
+            do="use ops that work for every size (reshape with sizes taken from the graph, no comparison of sizes)",
+        )
+
+
+def hint(size: int | torch.SymInt) -> int:
+    """The size at which the graph was traced."""
+    if isinstance(size, torch.SymInt):
+        value = size.node.hint
+        return int(value) if value is not None else 2
+    return int(size)
+
+
+def shape_of(value: torch.Tensor) -> tuple[int | str, ...]:
+    """Sizes as ints, or as text for symbolic ones."""
+
+    def one(size: int | torch.SymInt) -> int | str:
+        fixed = size.node.maybe_as_int() if isinstance(size, torch.SymInt) else int(size)
+        return str(size) if fixed is None else fixed
+
+    return tuple(one(size) for size in value.shape)
+
+
+def graph_input(name: str, value: torch.Tensor, default: str | None) -> GraphInput:
+    return GraphInput(name, shape_of(value), str(value.dtype).removeprefix("torch."), default)
+
+
+def op_name(target: Any) -> str:
+    return str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
+
+
+def as_parameter(tensor: torch.Tensor) -> torch.nn.Parameter:
+    if isinstance(tensor, torch.nn.Parameter):
+        return tensor
+    return torch.nn.Parameter(tensor, requires_grad=tensor.requires_grad)
+
+
+def call_specs(input_names: Sequence[str], output_names: Sequence[str]) -> ModuleCallEntry:
+    """The root call: keyword tensors in, a dict of tensors out."""
+    _, in_spec = pytree.tree_flatten(((), dict.fromkeys(input_names, 0)))
+    _, out_spec = pytree.tree_flatten(dict.fromkeys(output_names, 0))
+    signature = ModuleCallSignature(
+        inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec, forward_arg_names=list(input_names)
+    )
+    return ModuleCallEntry("", signature)
+
+
+def build(
+    base: ExportedProgram,
+    graph: torch.fx.Graph,
+    inputs: list[InputSpec],
+    outputs: list[OutputSpec],
+    state: dict[str, torch.Tensor],
+    constants: dict[str, Any],
+    *,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    examples: Mapping[str, torch.Tensor] | None,
+) -> ExportedProgram:
+    """A validated ExportedProgram like ``base`` around another graph, signature and state."""
+    graph.lint()
+    return ExportedProgram(
+        root=base.graph_module,
+        graph=graph,
+        graph_signature=ExportGraphSignature(inputs, outputs),
+        state_dict=state,
+        range_constraints=copy.copy(base.range_constraints),
+        module_call_graph=[call_specs(input_names, output_names)],
+        example_inputs=None if examples is None else ((), {name: examples[name] for name in input_names}),
+        constants=constants,
+        verifiers=base.verifiers,
+    )
+
+
+def with_state(exported: ExportedProgram, state: dict[str, torch.Tensor]) -> ExportedProgram:
+    """The same program, graph and all, over another state dict. Shallow: graphs are never edited in place."""
+    other = copy.copy(exported)
+    other._state_dict = state
+    return other
+
+
+__all__ = [
+    "as_parameter",
+    "build",
+    "call_specs",
+    "fake_mode_of",
+    "graph_input",
+    "hint",
+    "no_grad",
+    "no_new_guards",
+    "op_name",
+    "shape_of",
+    "with_state",
+]

@@ -1,0 +1,294 @@
+"""How a graph's flat inputs and outputs stand for the model's own arguments and return value.
+
+Graphs take flat tensors by keyword and return flat tensors by name. An :class:`Interface` holds the names, the
+defaults the model itself would have used, and a *template*: the shape of the model's return value as plain data,
+with names of graph outputs at its leaves. Everything here serialises to JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from layergraph.errors import InputError, InputTypeError
+
+Template = Any
+"""Plain data: ``{"$": name}`` a graph output; ``{"tuple"|"list": [...]}``; ``{"dict": {...}}``;
+``{"class": "module:qualname", "fields": {...}}``; ``{"const": value}``; ``None``."""
+
+
+class Output(OrderedDict):
+    """The generic return value: fields by attribute or key, in order, ``None`` fields left out.
+
+    Stands in for the model's own output class where that cannot be imported, and carries taps of models that
+    return a bare tensor or tuple (their value is then the field ``output``).
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"no field {name!r}; this output has {', '.join(self) or 'no fields'}") from None
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """The fields in order, without names."""
+        return tuple(self.values())
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """One tensor the graph takes.
+
+    Attributes:
+        name: keyword of the graph.
+        shape: per dimension an int or the name of a symbol (equal names are equal sizes).
+        dtype: as torch prints it, without the prefix (``int64``).
+        default: what the model does when it is not given: ``ones_like:X`` or ``zeros_like:X`` for another input
+            ``X``, or None when it is required.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    default: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype, "default": self.default}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> GraphInput:
+        return cls(data["name"], tuple(data["shape"]), data["dtype"], data["default"])
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What goes in and comes out of one graph, by name.
+
+    Attributes:
+        arguments: argument names of the model's forward, in its order (for positional calls).
+        inputs: the tensors the graph takes, in graph order.
+        outputs: names of the graph's outputs, in graph order.
+        template: the return value, see :data:`Template`.
+        baked: arguments that were given at trace time and are not tensors: their values are part of the graph.
+        prologue: ``{"name", "version", "params"}`` of the host code that makes the graph's inputs from the
+            model's own, or None.
+    """
+
+    arguments: tuple[str, ...]
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[str, ...]
+    template: Template
+    baked: Mapping[str, Any] = field(default_factory=dict)
+    prologue: Mapping[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "arguments": list(self.arguments),
+            "inputs": [item.to_dict() for item in self.inputs],
+            "outputs": list(self.outputs),
+            "template": self.template,
+            "baked": dict(self.baked),
+            "prologue": self.prologue,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Interface:
+        return cls(
+            arguments=tuple(data["arguments"]),
+            inputs=tuple(GraphInput.from_dict(item) for item in data["inputs"]),
+            outputs=tuple(data["outputs"]),
+            template=data["template"],
+            baked=data["baked"],
+            prologue=data["prologue"],
+        )
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return tuple(item.name for item in self.inputs)
+
+    def with_output(self, name: str, place: tuple[str | int, ...], length: int = 0) -> Interface:
+        """The same interface with one more output, standing at ``place`` in the return value.
+
+        ``place`` is a field name, or a field name and an index into a tuple of ``length`` entries (others None).
+        """
+        template = place_in_template(self.template, place, {"$": name}, length)
+        return replace(self, outputs=(*self.outputs, name), template=template)
+
+    def without_output(self, name: str) -> Interface:
+        template = drop_from_template(self.template, name)
+        return replace(self, outputs=tuple(item for item in self.outputs if item != name), template=template)
+
+    def check(self, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Flat tensors in graph order, defaults filled in.
+
+        Raises:
+            InputError: a name is unknown, missing, or a tensor has another rank, dtype or size than traced.
+            InputTypeError: a value is not a tensor.
+        """
+        names = self.input_names
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise InputError(
+                f"the program has no input {', '.join(map(repr, unknown))}",
+                expected=", ".join(names),
+                do="leave it out, or trace again with example_inputs that hold it",
+            )
+        tensors: dict[str, torch.Tensor] = {}
+        sizes: dict[str, tuple[int, str]] = {}
+        for item in self.inputs:
+            value = given.get(item.name)
+            if value is None:
+                value = self._default(item, tensors, given)
+            _check_tensor(item, value, sizes)
+            tensors[item.name] = value
+        return tensors
+
+    def _default(self, item: GraphInput, done: Mapping[str, Any], given: Mapping[str, Any]) -> torch.Tensor:
+        kind, _, source = (item.default or "").partition(":")
+        like = done.get(source, given.get(source))
+        if not isinstance(like, torch.Tensor):
+            raise InputError(
+                f"input {item.name!r} is missing",
+                expected=f"{item.dtype}[{', '.join(map(str, item.shape))}]",
+                do=f"pass {item.name}=...; the program takes {', '.join(self.input_names)}",
+            )
+        make = torch.ones if kind == "ones_like" else torch.zeros
+        return make(like.shape[: len(item.shape)], dtype=getattr(torch, item.dtype), device=like.device)
+
+
+def _check_tensor(item: GraphInput, value: Any, sizes: dict[str, tuple[int, str]]) -> None:
+    expected = f"{item.dtype}[{', '.join(map(str, item.shape))}]"
+    if not isinstance(value, torch.Tensor):
+        raise InputTypeError(
+            f"input {item.name!r} is not a tensor", expected=expected, found=type(value).__name__, do="pass a tensor"
+        )
+    found = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if value.dim() != len(item.shape):
+        raise InputError(
+            f"input {item.name!r} has the wrong number of dimensions", expected=expected, found=found, do="reshape it"
+        )
+    if str(value.dtype) != f"torch.{item.dtype}":
+        raise InputError(
+            f"input {item.name!r} has the wrong dtype",
+            expected=expected,
+            found=found,
+            do=f"convert it with .to(torch.{item.dtype})",
+        )
+    for size, want in zip(value.shape, item.shape, strict=True):
+        if isinstance(want, int):
+            if size != want:
+                raise InputError(
+                    f"input {item.name!r} has a size that the graph fixes otherwise",
+                    expected=expected,
+                    found=found,
+                    do="use that size, or trace again with this one",
+                )
+        else:
+            first, owner = sizes.setdefault(want, (size, item.name))
+            if first != size:
+                raise InputError(
+                    f"inputs {owner!r} and {item.name!r} disagree on {want}",
+                    expected=f"{want} = {first} as in {owner}",
+                    found=found,
+                    do="give both the same size there",
+                )
+
+
+def place_in_template(template: Template, place: tuple[str | int, ...], leaf: Template, length: int) -> Template:
+    """A copy of ``template`` with ``leaf`` at ``place``; bare returns are first wrapped as field ``output``."""
+    name, *rest = place
+    if not (isinstance(template, dict) and ("class" in template or "dict" in template)):
+        template = {"class": GENERIC_CLASS, "fields": {"output": template}}
+    key = "fields" if "class" in template else "dict"
+    fields = dict(template[key])
+    if rest:
+        index = int(rest[0])
+        entry = fields.get(name)
+        items = list(entry["tuple"]) if isinstance(entry, dict) and "tuple" in entry else []
+        items += [None] * (max(length, index + 1) - len(items))
+        items[index] = leaf
+        fields[str(name)] = {"tuple": items}
+    else:
+        fields[str(name)] = leaf
+    return {**template, key: fields}
+
+
+def drop_from_template(template: Template, name: str) -> Template:
+    """A copy of ``template`` without the output ``name``; a field left with nothing in it goes too."""
+
+    def holds(node: Template) -> bool:
+        if isinstance(node, dict):
+            return "$" in node or any(holds(child) for child in node.values())
+        return isinstance(node, list) and any(holds(child) for child in node)
+
+    def walk(node: Template) -> Template:
+        if not isinstance(node, dict) or "const" in node:
+            return node
+        if "$" in node:
+            return None if node["$"] == name else node
+        for key in ("tuple", "list"):
+            if key in node:
+                return {key: [walk(child) for child in node[key]]}
+        key = "fields" if "class" in node else "dict"
+        fields: dict[str, Template] = {}
+        for field_name, child in node[key].items():
+            rest = walk(child)
+            if rest == child or holds(rest):
+                fields[field_name] = rest
+        if node.get("class") == GENERIC_CLASS and list(fields) == ["output"]:
+            return fields["output"]
+        return {**node, key: fields}
+
+    return walk(template)
+
+
+GENERIC_CLASS = "layergraph.ir.interface:Output"
+
+
+def fill_template(template: Template, values: Mapping[str, torch.Tensor]) -> Any:
+    """The return value that ``template`` describes, graph outputs in place."""
+    if template is None:
+        return None
+    if "$" in template:
+        return values[template["$"]]
+    if "const" in template:
+        return template["const"]
+    if "tuple" in template:
+        return tuple(fill_template(child, values) for child in template["tuple"])
+    if "list" in template:
+        return [fill_template(child, values) for child in template["list"]]
+    if "dict" in template:
+        return {key: fill_template(child, values) for key, child in template["dict"].items()}
+    fields = {key: fill_template(child, values) for key, child in template["fields"].items()}
+    return _output_class(template["class"])(fields)
+
+
+def _output_class(qualified: str) -> Any:
+    """A function from fields to an instance of the named class, or of :class:`Output` where it cannot be had."""
+    module, _, name = qualified.partition(":")
+    if qualified == GENERIC_CLASS or module.partition(".")[0] != "transformers":
+        # Only the library whose classes we recorded is imported by name: a damaged file must not choose imports.
+        return lambda fields: Output((key, value) for key, value in fields.items() if value is not None)
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        return lambda fields: Output((key, value) for key, value in fields.items() if value is not None)
+
+    def build(fields: dict[str, Any]) -> Any:
+        known = {key: value for key, value in fields.items() if key in cls.__dataclass_fields__}
+        result = cls(**known)
+        for key, value in fields.items():
+            # As upstream's decorator does: recorded keys that are no declared field are set on the instance.
+            if key not in known and value is not None:
+                result[key] = value
+        return result
+
+    return build
+
+
+__all__ = ["GraphInput", "Interface", "Output", "Template", "fill_template"]

@@ -1,0 +1,247 @@
+"""Program: several ExportedPrograms over one state dict, with what is known about them. A value, never edited.
+
+Passes make new programs through :class:`layergraph.ir.edit.Edit`; the one they started from stays as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from layergraph.errors import NotFoundError
+from layergraph.ir.fingerprint import graph_text
+from layergraph.ir.interface import Interface
+from layergraph.ir.layers import LayerIndex
+from layergraph.ir.weights import WeightMap
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Who made a node: the label of the pass, and the names of the nodes it was made from."""
+
+    made_by: str
+    made_from: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GraphUnit:
+    """One named graph of a program."""
+
+    exported: ExportedProgram
+    interface: Interface
+    layers: LayerIndex
+    provenance: Mapping[str, Provenance] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> torch.fx.Graph:
+        return self.exported.graph
+
+    @cached_property
+    def nodes(self) -> Mapping[str, torch.fx.Node]:
+        return {node.name: node for node in self.graph.nodes}
+
+    @cached_property
+    def targets(self) -> Mapping[str, str]:
+        """Placeholder name -> name in the state dict or constants, for everything that is not a user input."""
+        specs = self.exported.graph_signature.input_specs
+        return {spec.arg.name: spec.target for spec in specs if spec.target is not None}
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One line of a model's ``_can_record_outputs``, resolved to data (transformers' ``OutputRecorder``).
+
+    Attributes:
+        owner: path of the model whose forward collects it.
+        key: ``hidden_states``, ``attentions``...
+        target_class: class as ``module:qualname``, or None.
+        class_name: path suffix, or None.
+        index: which entry of the output.
+        layer_name: dotted fragment of the path, or None.
+        initial: whether the input of the first recorded module comes first (hidden_states only).
+        tie_last: whether the last entry is replaced by the owner's ``last_hidden_state``.
+    """
+
+    owner: str
+    key: str
+    target_class: str | None
+    class_name: str | None
+    index: int
+    layer_name: str | None = None
+    initial: bool = True
+    tie_last: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What is known of the model a program came from.
+
+    Attributes:
+        cls: class as ``module:qualname``.
+        config: ``config.to_dict()`` of a Hugging Face model (JSON data), or None.
+        generation_config: likewise, or None.
+        captures: its ``_can_record_outputs``.
+        attention: the attention implementation it was traced with, or None.
+        training: whether it was traced to be trained.
+    """
+
+    cls: str
+    config: Mapping[str, Any] | None = None
+    generation_config: Mapping[str, Any] | None = None
+    captures: tuple[Capture, ...] = ()
+    attention: str | None = None
+    training: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.__dict__, "captures": [capture.to_dict() for capture in self.captures]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelInfo:
+        return cls(**{**data, "captures": tuple(Capture(**item) for item in data["captures"])})
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """One pass that ran: what it was, what it found, what it did.
+
+    Attributes:
+        label: the pass's name, numbered when it ran more than once (``tap-outputs#2``).
+        name: kebab-case name.
+        options: plain data from which the pass can be made again.
+        promise: ``exact``, ``additive`` or ``defined``.
+        graphs: per graph: number of sites, nodes added and removed.
+        sites: one line per site.
+        notes: what the pass wants the report to say.
+        refusals: ``(where, code, reason)`` for each target left alone.
+        errors: largest relative error per output, where the promise was checked.
+        sizes: ``{"parameters": [before, after], "bytes": [before, after]}``.
+    """
+
+    label: str
+    name: str
+    options: Mapping[str, Any]
+    promise: str
+    graphs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    sites: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    refusals: tuple[tuple[str, str, str], ...] = ()
+    errors: Mapping[str, float] = field(default_factory=dict)
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        data = dict(self.__dict__)
+        data["sites"], data["notes"] = list(self.sites), list(self.notes)
+        data["refusals"] = [list(item) for item in self.refusals]
+        data["sizes"] = {key: list(pair) for key, pair in self.sizes.items()}
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PassRecord:
+        values = dict(data)
+        values["sites"], values["notes"] = tuple(data["sites"]), tuple(data["notes"])
+        values["refusals"] = tuple(tuple(item) for item in data["refusals"])
+        values["sizes"] = {key: tuple(pair) for key, pair in data["sizes"].items()}
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Several graphs over one state.
+
+    Attributes:
+        graphs: by name; ``forward`` is always there.
+        weights: how the state differs from the model's own state dict.
+        model: where it came from.
+        history: the passes that ran, in order.
+        original: the program before any pass (None if this is it).
+        aliases: names of the model's state dict that share a tensor with another: alias -> the name that is kept.
+    """
+
+    graphs: Mapping[str, GraphUnit]
+    weights: WeightMap
+    model: ModelInfo
+    history: tuple[PassRecord, ...] = ()
+    original: Program | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> GraphUnit:
+        try:
+            return self.graphs[name]
+        except KeyError:
+            raise NotFoundError(
+                f"no graph named {name!r} in this program",
+                expected=", ".join(self.graphs),
+                do="use one of these names",
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.graphs)
+
+    @property
+    def forward(self) -> GraphUnit:
+        return self["forward"]
+
+    @property
+    def source(self) -> Program:
+        """The program before any pass."""
+        return self.original or self
+
+    @cached_property
+    def state(self) -> dict[str, torch.Tensor]:
+        """Every tensor any graph holds: parameters, buffers and constants, by name."""
+        state: dict[str, torch.Tensor] = {}
+        for unit in self.graphs.values():
+            state.update(unit.exported.state_dict)
+            state.update(unit.exported.constants)
+        return state
+
+    @cached_property
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Parameters and persistent buffers, as ``nn.Module.state_dict`` would list them, in the graph's layout."""
+        merged: dict[str, torch.Tensor] = {}
+        for unit in self.graphs.values():
+            merged.update(unit.exported.state_dict)
+        return merged
+
+    @cached_property
+    def n_parameters(self) -> int:
+        """Parameters that a graph uses, tied ones counted once."""
+        return sum(tensor.numel() for tensor in self._parameters())
+
+    @cached_property
+    def parameter_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._parameters())
+
+    def _parameters(self) -> list[torch.Tensor]:
+        used = {}
+        for unit in self.graphs.values():
+            for spec in unit.exported.graph_signature.input_specs:
+                if spec.kind is InputKind.PARAMETER:
+                    tensor = unit.exported.state_dict[spec.target]
+                    used[id(tensor)] = tensor
+        return list(used.values())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of graphs and signatures: stable across processes, blind to names of temporaries and to weights."""
+        digest = hashlib.sha256()
+        for name in sorted(self.graphs):
+            digest.update(name.encode() + b"\0" + graph_text(self.graphs[name].exported).encode() + b"\0")
+            digest.update(repr(self.graphs[name].interface.outputs).encode())
+        return digest.hexdigest()[:32]
+
+    def evolve(self, **changes: Any) -> Program:
+        return replace(self, **changes)
+
+
+__all__ = ["Capture", "GraphUnit", "ModelInfo", "PassRecord", "Program", "Provenance"]

@@ -1,0 +1,5 @@
+"""Model -> Program."""
+
+from layergraph.trace.export import trace
+
+__all__ = ["trace"]

@@ -1,0 +1,238 @@
+"""Model -> Program: export a private copy, with every module call recorded, flat tensors in and out."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from layergraph.errors import InputError, LayerGraphError, TraceError
+from layergraph.ir import exported as torch_side
+from layergraph.ir.interface import GraphInput, Interface
+from layergraph.ir.program import GraphUnit, ModelInfo, Program
+from layergraph.ir.weights import WeightMap
+from layergraph.trace.flatten import FlatInputs, bind_example, flatten_inputs, flatten_output, forward_arguments
+from layergraph.trace.isolate import isolate
+from layergraph.trace.marks import Recorder, qualified
+
+Progress = Callable[[str], None]
+# Exports share torch's tracing state; two at once in one process would meet there.
+_LOCK = threading.Lock()
+
+
+def trace(
+    model: nn.Module,
+    example_inputs: Any = None,
+    *,
+    dynamic: bool | Mapping[str, Mapping[int, str]] = True,
+    training: bool = False,
+    progress: Progress | None = None,
+) -> Program:
+    """The program of ``model``, untouched by any pass. The model is not changed, weights are shared with it.
+
+    Args:
+        model: any ``nn.Module``; Hugging Face models need no example inputs.
+        example_inputs: keyword arguments of forward as a mapping, positional ones as a tuple, or one tensor.
+        dynamic: True finds out which sizes may vary (batch and sequence, patches and images for vision towers);
+            False fixes all; a mapping names them: ``{"input_ids": {0: "batch", 1: "sequence"}}``.
+        training: keep dropout alive and gradients flowing, over copies of the weights.
+        progress: called with a line of text at each stage.
+
+    Raises:
+        TraceError: the model cannot be exported; names the module and torch's reason.
+        InputError, InputTypeError, NotSupportedError: see :func:`isolate` and :func:`bind_example`.
+    """
+    say = progress or (lambda text: None)
+    with _LOCK:
+        say(f"copying the modules of {type(model).__name__}")
+        twin = isolate(model, training=training)
+        hf = _hugging_face(twin)
+        if example_inputs is not None:
+            arguments = bind_example(twin, example_inputs)
+        elif hf is not None:
+            arguments = hf.example_inputs(twin)
+        else:
+            raise InputError(
+                f"{type(model).__name__} is not a Hugging Face model, so its inputs are not known",
+                do="pass example_inputs={'x': tensor, ...}",
+            )
+        prologue = hf.prologue(twin, arguments) if hf is not None else None
+        prepared = prologue(dict(arguments)) if prologue is not None else arguments
+        flat = flatten_inputs(prepared)
+        if not flat.tensors:
+            raise InputError("example_inputs hold no tensor", do="pass the tensors that forward takes")
+        shapes = _dynamic_shapes(twin, flat, arguments, prepared, dynamic, hf)
+        say("tracing")
+        context = hf.context(twin) if hf is not None else nullcontext()
+        exported, template, recorder = _export(twin, flat, shapes, context, training=training)
+        layers = recorder.collect(exported.graph_module)
+        exported = _clean(exported, list(flat.tensors), [*_names(template)])
+        interface = Interface(
+            arguments=forward_arguments(model),
+            inputs=tuple(_graph_inputs(exported, flat.tensors, hf)),
+            outputs=tuple(_names(template)),
+            template=template,
+            baked={name: value for name, value in flat.baked.items() if name in arguments},
+            prologue=prologue.to_dict() if prologue is not None else None,
+        )
+        info = hf.model_info(twin, model, training) if hf is not None else ModelInfo(qualified(type(model)), None)
+        unit = GraphUnit(exported, interface, layers)
+        say(f"traced {len(unit.nodes)} nodes")
+        return Program({"forward": unit}, WeightMap(), info, aliases=_aliases(exported))
+
+
+def _hugging_face(model: nn.Module) -> Any:
+    """The module of Hugging Face knowledge if the model is one of its models, else None."""
+    if not any(base.__module__ == "transformers.modeling_utils" for base in type(model).__mro__):
+        return None
+    from layergraph.trace import hf
+
+    return hf
+
+
+def _dynamic_shapes(
+    model: nn.Module,
+    flat: FlatInputs,
+    arguments: Mapping[str, Any],
+    prepared: Mapping[str, Any],
+    dynamic: bool | Mapping[str, Mapping[int, str]],
+    hf: Any,
+) -> dict[str, dict[int, Any] | None]:
+    if dynamic is False:
+        return dict.fromkeys(flat.tensors)
+    if isinstance(dynamic, Mapping):
+        unknown = [name for name in dynamic if name not in flat.tensors]
+        if unknown:
+            raise InputError(
+                f"dynamic names {', '.join(map(repr, unknown))}, which is no tensor input",
+                expected=", ".join(flat.tensors),
+                do="name the inputs as given in example_inputs",
+            )
+        return {name: dict.fromkeys(dynamic.get(name, ()), Dim.AUTO) for name in flat.tensors}
+    known = hf.dynamic_dims(model, dict(prepared)) if hf is not None else {}
+    shapes: dict[str, dict[int, Any] | None] = {}
+    for name, tensor in flat.tensors.items():
+        # Where nothing is known every size may vary: torch fixes those that the model's own arithmetic fixes.
+        dims = known.get(name, {}) if hf is not None and name in known else range(tensor.dim())
+        shapes[name] = dict.fromkeys(dims, Dim.AUTO)
+    return shapes
+
+
+def _export(
+    model: nn.Module,
+    flat: FlatInputs,
+    shapes: Mapping[str, Any],
+    context: AbstractContextManager[Any],
+    *,
+    training: bool,
+) -> tuple[ExportedProgram, Any, Recorder]:
+    recorder = Recorder()
+    found: dict[str, Any] = {}
+    forward = model.forward
+
+    def flat_forward(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        found["template"], outputs = flatten_output(forward(**flat.rebuild(tensors)))
+        if not outputs:
+            raise TraceError(f"{type(model).__name__} returns no tensor", do="check the example inputs")
+        return outputs
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, kind) for name in flat.tensors]
+    flat_forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    model.forward = flat_forward  # the copy's own attribute: nobody else sees it
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(context)
+            stack.enter_context(recorder.watch(model))
+            stack.enter_context(_quiet())
+            if not training:
+                stack.enter_context(torch.no_grad())
+            exported = torch.export.export(model, (), dict(flat.tensors), dynamic_shapes=dict(shapes), strict=False)
+    except LayerGraphError:
+        raise
+    except Exception as error:
+        path = recorder.where()
+        raise TraceError(
+            f"torch.export cannot trace {type(model).__name__}",
+            path=path or None,
+            found=shorten(error),
+            do="make the forward of that module free of data-dependent Python, or trace a submodule",
+        ) from error
+    return exported, found["template"], recorder
+
+
+def shorten(error: BaseException, n_lines: int = 3) -> str:
+    """The first telling lines of one of torch's long messages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: " + " / ".join(lines[:n_lines])[:400]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _clean(exported: ExportedProgram, input_names: list[str], output_names: list[str]) -> ExportedProgram:
+    """Drop source positions (they name files of the tracing machine) and settle signature and call spec."""
+    for module in exported.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)
+                node.meta.pop("from_node", None)
+                node.meta.pop("custom", None)
+    signature = exported.graph_signature
+    return torch_side.build(
+        exported,
+        exported.graph,
+        list(signature.input_specs),
+        list(signature.output_specs),
+        dict(exported.state_dict),
+        dict(exported.constants),
+        input_names=input_names,
+        output_names=output_names,
+        examples=exported.example_inputs[1] if exported.example_inputs else None,
+    )
+
+
+def _graph_inputs(exported: ExportedProgram, tensors: Mapping[str, torch.Tensor], hf: Any) -> list[GraphInput]:
+    values = {node.name: node.meta["val"] for node in exported.graph.find_nodes(op="placeholder")}
+    user_inputs = exported.graph_signature.user_inputs
+    return [
+        torch_side.graph_input(name, values[node], hf.default_of(name, tensors) if hf is not None else None)
+        for name, node in zip(tensors, user_inputs, strict=True)
+    ]
+
+
+def _names(template: Any) -> Iterator[str]:
+    """Names of graph outputs in the order in which they stand in the return value."""
+    if isinstance(template, dict):
+        if "$" in template:
+            yield template["$"]
+        elif "const" not in template:
+            for key in ("tuple", "list"):
+                for child in template.get(key, ()):
+                    yield from _names(child)
+            for child in (template.get("dict") or template.get("fields") or {}).values():
+                yield from _names(child)
+
+
+def _aliases(exported: ExportedProgram) -> dict[str, str]:
+    """Names in the state dict that show the same tensor as another: alias -> the name the graph uses."""
+    used = {spec.target for spec in exported.graph_signature.input_specs}
+    first: dict[int, str] = {}
+    for name, tensor in exported.state_dict.items():
+        if id(tensor) not in first or (name in used and first[id(tensor)] not in used):
+            first[id(tensor)] = name
+    return {name: first[id(tensor)] for name, tensor in exported.state_dict.items() if first[id(tensor)] != name}
+
+
+__all__ = ["Progress", "shorten", "trace"]

@@ -1,0 +1,168 @@
+"""Between a model's arguments and return value, and the flat named tensors of a graph."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from layergraph.errors import InputError, InputTypeError, TraceError
+from layergraph.ir.interface import Template
+from layergraph.trace.marks import qualified
+
+_BAKED_TYPES = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True)
+class FlatInputs:
+    """A call's arguments, flat.
+
+    Attributes:
+        tensors: by flat name, in call order. A tensor inside a container is ``argument_0``, ``argument_key``...
+        baked: arguments that hold no tensor; their values become part of the graph.
+        rebuild: from flat tensors back to keyword arguments.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    baked: Mapping[str, Any]
+    rebuild: Callable[[Mapping[str, torch.Tensor]], dict[str, Any]]
+
+
+def forward_arguments(model: nn.Module) -> tuple[str, ...]:
+    """Names of forward's arguments in order, ``*args`` and ``**kwargs`` left out."""
+    fixed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return tuple(parameter.name for parameter in parameters if parameter.kind in fixed)
+
+
+def bind_example(model: nn.Module, example: Any) -> dict[str, Any]:
+    """Example inputs (a mapping, a tuple of positional arguments, or one tensor) as keyword arguments.
+
+    Raises:
+        InputTypeError: none of these.
+        InputError: forward does not take them.
+    """
+    if isinstance(example, torch.Tensor):
+        example = (example,)
+    if isinstance(example, Mapping):
+        args: tuple[Any, ...] = ()
+        kwargs = dict(example)
+    elif isinstance(example, (tuple, list)):
+        args, kwargs = tuple(example), {}
+    else:
+        raise InputTypeError(
+            "example_inputs is neither a mapping, a tuple nor a tensor",
+            found=type(example).__name__,
+            do="pass the keyword arguments of forward as a dict",
+        )
+    signature = inspect.signature(model.forward)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"{type(model).__name__}.forward does not take these example inputs",
+            expected=str(signature),
+            found=str(error),
+            do="name the arguments as forward does",
+        ) from error
+    arguments: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            raise InputError(
+                f"{type(model).__name__}.forward takes *{name}, which a graph cannot",
+                do="wrap the model in a module whose forward names its arguments",
+            )
+        arguments.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
+    return arguments
+
+
+def flatten_inputs(arguments: Mapping[str, Any]) -> FlatInputs:
+    """Split arguments into flat tensors and baked values.
+
+    Raises:
+        InputError: a value inside is neither a tensor nor plain data.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    baked: dict[str, Any] = {}
+    plans: dict[str, tuple[list[tuple[str | None, Any]], Any]] = {}
+    for name, value in arguments.items():
+        leaves, spec = pytree.tree_flatten_with_path(value)
+        plan: list[tuple[str | None, Any]] = []
+        for keys, leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                flat = re.sub(r"\W", "_", "_".join([name, *(_key(key) for key in keys)]))
+                tensors[flat] = leaf
+                plan.append((flat, None))
+            elif isinstance(leaf, _BAKED_TYPES):
+                plan.append((None, leaf))
+            else:
+                raise InputError(
+                    f"argument {name!r} holds a {type(leaf).__name__}, which a graph cannot take",
+                    do="leave it out, or pass tensors and plain values only",
+                )
+        plans[name] = (plan, spec)
+        if not any(flat for flat, _ in plan):
+            baked[name] = value
+
+    def rebuild(flat_tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        return {
+            name: pytree.tree_unflatten([flat_tensors[flat] if flat else leaf for flat, leaf in plan], spec)
+            for name, (plan, spec) in plans.items()
+        }
+
+    return FlatInputs(tensors, baked, rebuild)
+
+
+def flatten_output(value: Any, name: str = "") -> tuple[Template, dict[str, torch.Tensor]]:
+    """The return value as a template, and its tensors by flat name (``logits``, ``hidden_states.3``, ``output``).
+
+    Raises:
+        TraceError: it holds something that is neither a tensor, a container of them, nor plain data.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+
+    def walk(item: Any, path: str) -> Template:
+        if isinstance(item, torch.Tensor):
+            flat = path or "output"
+            tensors[flat] = item
+            return {"$": flat}
+        if item is None or hasattr(item, "get_seq_length"):
+            return None  # caches do not come out of an uncached graph
+        if isinstance(item, (bool, int, float, str)):
+            return {"const": item}
+        if isinstance(item, Mapping):
+            fields = {str(key): walk(child, _join(path, str(key))) for key, child in item.items()}
+            if hasattr(item, "to_tuple"):
+                declared = getattr(type(item), "__dataclass_fields__", {})
+                fields = {**{key: None for key in declared if key not in fields}, **fields}
+                order = [*declared, *(key for key in fields if key not in declared)]
+                return {"class": qualified(type(item)), "fields": {key: fields[key] for key in order}}
+            return {"dict": fields}
+        if isinstance(item, (tuple, list)):
+            kind = "list" if isinstance(item, list) else "tuple"
+            return {kind: [walk(child, _join(path, str(i))) for i, child in enumerate(item)]}
+        raise TraceError(
+            f"the model returns a {type(item).__name__}, which a graph cannot",
+            path=path,
+            do="return tensors, tuples, dicts or ModelOutputs",
+        )
+
+    return walk(value, name), tensors
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _key(key: Any) -> str:
+    return str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key))))
+
+
+__all__ = ["FlatInputs", "bind_example", "flatten_inputs", "flatten_output", "forward_arguments"]

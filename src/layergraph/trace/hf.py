@@ -1,0 +1,131 @@
+"""What is known about Hugging Face models: their inputs, what may vary, what they can record, how to trace them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from layergraph.ir.program import Capture, ModelInfo
+from layergraph.trace.hf_context import hf_trace_context
+from layergraph.trace.inputs import dynamic_dims, make_example_inputs
+from layergraph.trace.marks import qualified
+from layergraph.trace.prologue import Prologue, find_prologue
+
+_DEFAULTS = {
+    "attention_mask": ("ones_like", 2),
+    "token_type_ids": ("zeros_like", 2),
+    "decoder_attention_mask": ("ones_like", 2),
+}
+_SOURCES = {"decoder_attention_mask": ("decoder_input_ids", "decoder_inputs_embeds")}
+
+
+def example_inputs(model: nn.Module) -> dict[str, Any]:
+    """Keyword arguments made from the model's signature and config."""
+    return make_example_inputs(model)
+
+
+def prologue(model: nn.Module, arguments: Mapping[str, Any]) -> Prologue | None:
+    """The host code that turns the model's own inputs into the graph's, where the model needs one."""
+    return find_prologue(model, dict(arguments))
+
+
+def context(model: nn.Module) -> AbstractContextManager[Any]:
+    """Everything that must hold while a private copy is traced."""
+    return _with_flags(model)
+
+
+@contextmanager
+def _with_flags(model: nn.Module) -> Iterator[None]:
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None:
+            # The copy's own configs: an uncached graph that returns its output class.
+            for flag, value in (("use_cache", False), ("return_dict", True)):
+                if getattr(config, flag, value) != value:
+                    setattr(config, flag, value)
+    with hf_trace_context(model):
+        yield
+
+
+def default_of(name: str, tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """What the model does without this input: all ones for masks over tokens, zeros for token types."""
+    kind, rank = _DEFAULTS.get(name, (None, 0))
+    if kind is None or tensors[name].dim() != rank:
+        return None
+    sources = _SOURCES.get(name, ("input_ids", "inputs_embeds"))
+    return next((f"{kind}:{source}" for source in sources if source in tensors), None)
+
+
+def model_info(twin: nn.Module, model: nn.Module, training: bool) -> ModelInfo:
+    """Class, config and recordable outputs of a model."""
+    config = getattr(model, "config", None)
+    generation = getattr(model, "generation_config", None)
+    return ModelInfo(
+        cls=qualified(type(model)),
+        config=_plain(config),
+        generation_config=_plain(generation),
+        captures=tuple(captures(model)),
+        attention=getattr(config, "_attn_implementation", None),
+        training=training,
+    )
+
+
+def _plain(config: Any) -> Any:
+    if config is None:
+        return None
+    return json.loads(json.dumps(config.to_dict(), default=str))
+
+
+def captures(model: nn.Module) -> Iterator[Capture]:
+    """The ``_can_record_outputs`` of the model and of each model inside it, as data.
+
+    A model collects only where its forward carries upstream's ``capture_outputs`` decorator.
+    """
+    for path, module in model.named_modules():
+        tie = _tie_flag(type(module))
+        table = getattr(module, "_can_record_outputs", None)
+        if tie is None or not table:
+            continue
+        own = getattr(getattr(module, "config", None), "tie_last_hidden_states", None)
+        for key, recorders in table.items():
+            for recorder in recorders if isinstance(recorders, list) else [recorders]:
+                yield _capture(path, key, recorder, tie if own is None else bool(own))
+
+
+def _capture(owner: str, key: str, recorder: Any, tie: bool) -> Capture:
+    default = 0 if "hidden_states" in key else 1
+    if isinstance(recorder, str):
+        return Capture(owner, key, None, recorder, default, tie_last=tie)
+    if isinstance(recorder, type):
+        return Capture(owner, key, qualified(recorder), None, default, tie_last=tie)
+    target = recorder.target_class
+    return Capture(
+        owner,
+        key,
+        qualified(target) if isinstance(target, type) else None,
+        recorder.class_name,
+        recorder.index,
+        recorder.layer_name,
+        recorder.capture_initial_hidden_state,
+        tie,
+    )
+
+
+def _tie_flag(cls: type) -> bool | None:
+    """``tie_last_hidden_states`` as given to the decorator on forward, or None where forward does not carry it."""
+    function = getattr(cls, "forward", None)
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is not None and "tie_last_hidden_states" in code.co_freevars:
+            return bool(inspect.getclosurevars(function).nonlocals["tie_last_hidden_states"])
+        function = getattr(function, "__wrapped__", None)
+    return None
+
+
+__all__ = ["captures", "context", "default_of", "dynamic_dims", "example_inputs", "model_info", "prologue"]
