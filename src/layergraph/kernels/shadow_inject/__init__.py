@@ -1,0 +1,1 @@
+"""shadow_inject: the shadow state enters a block's input."""

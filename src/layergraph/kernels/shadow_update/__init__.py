@@ -1,0 +1,1 @@
+"""shadow_update: a block's output advances the shadow state."""
