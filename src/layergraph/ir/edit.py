@@ -88,10 +88,19 @@ class Edit:
 
     def tensor_of(self, node: torch.fx.Node) -> torch.Tensor:
         """The parameter, buffer or constant behind a placeholder."""
+        target = self.target_of(node)
+        return self._state[target] if target in self._state else self._constants[target]
+
+    def target_of(self, node: torch.fx.Node) -> str:
+        """Name in the state dict (or constants) of a placeholder that is not a user input."""
         target = next((spec.target for spec in self._inputs if spec.arg.name == node.name), None)
         if target is None:
             raise EditError("not a parameter, buffer or constant", node=node.name, do="give a placeholder of one")
-        return self._state[target] if target in self._state else self._constants[target]
+        return target
+
+    def is_output(self, node: torch.fx.Node) -> bool:
+        """Whether the graph returns it."""
+        return node in self._flat_outputs()
 
     # Nodes --------------------------------------------------------------------------------------------------------
 
@@ -129,14 +138,21 @@ class Edit:
         self.refresh(node)
 
     def refresh(self, first: torch.fx.Node) -> None:
-        """Compute ``first`` and every node that depends on it anew on fake tensors; others are not touched."""
-        stale = {first}
+        """Compute ``first`` anew on fake tensors, and what depends on it as far as anything changes."""
+        stale = {first, *first.users}
         node = first
         while node.op != "output":
-            if node.op == "call_function" and (node in stale or any(arg in stale for arg in node.all_input_nodes)):
+            if node.op == "call_function" and node in stale:
+                before = node.meta.get("val")
                 node.meta["val"] = self._evaluate(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
-                stale.add(node)
+                if not torch_side.same_value(before, node.meta["val"]):
+                    stale.update(node.users)
             node = node.next
+
+    def refresh_users(self, node: torch.fx.Node) -> None:
+        """The same for everything that uses ``node``, for when it took the place of one with other strides."""
+        for user in list(node.users):
+            self.refresh(user)
 
     def replace(self, old: torch.fx.Node, new: torch.fx.Node, *, except_in: Sequence[torch.fx.Node] = ()) -> None:
         """Let every user of ``old`` use ``new``; outputs and module boundaries follow."""

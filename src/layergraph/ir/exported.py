@@ -59,6 +59,15 @@ def hint(size: int | torch.SymInt) -> int:
     return int(size)
 
 
+def same_value(a: Any, b: Any) -> bool:
+    """Whether two fake values have the same dtype, sizes and strides (compared as text: no guards)."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and str((a.shape, a.stride())) == str((b.shape, b.stride()))
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(map(same_value, a, b))
+    return str(a) == str(b)
+
+
 def shape_of(value: torch.Tensor) -> tuple[int | str, ...]:
     """Sizes as ints, or as text for symbolic ones."""
 
@@ -137,6 +146,7 @@ __all__ = [
     "no_grad",
     "no_new_guards",
     "op_name",
+    "same_value",
     "shape_of",
     "with_state",
 ]

@@ -39,7 +39,8 @@ def _lines(graph: torch.fx.Graph, symbols: dict[str, str], owner: torch.fx.Graph
         target = "" if node.op == "placeholder" else str(node.target)
         args = ", ".join(map(show, node.args))
         kwargs = ", ".join(f"{key}={show(value)}" for key, value in sorted(node.kwargs.items()))
-        value = _value_text(node.meta.get("val"), symbols)
+        # A loaded graph has values on its output node, a traced one has not.
+        value = "" if node.op == "output" else _value_text(node.meta.get("val"), symbols)
         lines.append(f"%{number} {node.op} {target}({args}; {kwargs}) {value}")
         child = getattr(owner, str(node.target), None) if node.op == "get_attr" else None
         if isinstance(child, torch.fx.GraphModule):

@@ -219,7 +219,7 @@ def place_in_template(template: Template, place: tuple[str | int, ...], leaf: Te
 
 
 def drop_from_template(template: Template, name: str) -> Template:
-    """A copy of ``template`` without the output ``name``; a field left with nothing in it goes too."""
+    """A copy of ``template`` without the output ``name``; a field left with nothing in it is None, or gone."""
 
     def holds(node: Template) -> bool:
         if isinstance(node, dict):
@@ -235,11 +235,14 @@ def drop_from_template(template: Template, name: str) -> Template:
             if key in node:
                 return {key: [walk(child) for child in node[key]]}
         key = "fields" if "class" in node else "dict"
+        declared = node.get("class", GENERIC_CLASS) != GENERIC_CLASS  # its fields stay, empty
         fields: dict[str, Template] = {}
         for field_name, child in node[key].items():
             rest = walk(child)
             if rest == child or holds(rest):
                 fields[field_name] = rest
+            elif declared:
+                fields[field_name] = None
         if node.get("class") == GENERIC_CLASS and list(fields) == ["output"]:
             return fields["output"]
         return {**node, key: fields}

@@ -29,6 +29,7 @@ class ModuleCall:
         outputs: the same for what it returned: ``""`` is a bare tensor, ``"0"`` the first of a tuple; node name is
             None where the module returned None, or where nothing uses the value any more.
         returns: ``tensor``, ``tuple``, ``list``, ``mapping`` or ``other``.
+        end: position in the order in which calls returned (hooks of transformers fire in that order).
     """
 
     path: str
@@ -37,6 +38,7 @@ class ModuleCall:
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str | None], ...]
     returns: str
+    end: int = 0
 
     @property
     def first_input(self) -> str | None:
@@ -63,12 +65,12 @@ class ModuleCall:
 
     def to_list(self) -> list[Any]:
         inputs, outputs = [list(pair) for pair in self.inputs], [list(pair) for pair in self.outputs]
-        return [self.path, self.occurrence, self.cls, inputs, outputs, self.returns]
+        return [self.path, self.occurrence, self.cls, inputs, outputs, self.returns, self.end]
 
     @classmethod
     def from_list(cls, data: list[Any]) -> ModuleCall:
-        path, occurrence, name, inputs, outputs, returns = data
-        return cls(path, occurrence, name, tuple(map(tuple, inputs)), tuple(map(tuple, outputs)), returns)
+        path, occurrence, name, inputs, outputs, returns, end = data
+        return cls(path, occurrence, name, tuple(map(tuple, inputs)), tuple(map(tuple, outputs)), returns, end)
 
 
 @dataclass(frozen=True)

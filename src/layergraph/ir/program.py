@@ -6,7 +6,7 @@ Passes make new programs through :class:`layergraph.ir.edit.Edit`; the one they 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from layergraph.errors import NotFoundError
+from layergraph.errors import InputError, NotFoundError
+from layergraph.ir import exported as torch_side
 from layergraph.ir.fingerprint import graph_text
 from layergraph.ir.interface import Interface
 from layergraph.ir.layers import LayerIndex
@@ -59,14 +60,13 @@ class Capture:
     """One line of a model's ``_can_record_outputs``, resolved to data (transformers' ``OutputRecorder``).
 
     Attributes:
-        owner: path of the model whose forward collects it.
+        owner: path of the (sub)model whose table it stands in; it speaks for that model's own modules.
         key: ``hidden_states``, ``attentions``...
         target_class: class as ``module:qualname``, or None.
         class_name: path suffix, or None.
         index: which entry of the output.
         layer_name: dotted fragment of the path, or None.
         initial: whether the input of the first recorded module comes first (hidden_states only).
-        tie_last: whether the last entry is replaced by the owner's ``last_hidden_state``.
     """
 
     owner: str
@@ -76,7 +76,6 @@ class Capture:
     index: int
     layer_name: str | None = None
     initial: bool = True
-    tie_last: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         return dict(self.__dict__)
@@ -90,7 +89,9 @@ class ModelInfo:
         cls: class as ``module:qualname``.
         config: ``config.to_dict()`` of a Hugging Face model (JSON data), or None.
         generation_config: likewise, or None.
-        captures: its ``_can_record_outputs``.
+        captures: its ``_can_record_outputs``, and those of the models inside it.
+        collectors: paths of (sub)models whose forward collects what is recorded -> whether their last hidden state
+            is replaced by ``last_hidden_state``.
         attention: the attention implementation it was traced with, or None.
         training: whether it was traced to be trained.
     """
@@ -99,6 +100,7 @@ class ModelInfo:
     config: Mapping[str, Any] | None = None
     generation_config: Mapping[str, Any] | None = None
     captures: tuple[Capture, ...] = ()
+    collectors: Mapping[str, bool] = field(default_factory=dict)
     attention: str | None = None
     training: bool = False
 
@@ -155,6 +157,75 @@ class PassRecord:
 
 
 @dataclass(frozen=True)
+class Original:
+    """The graphs a program had before any pass: without weights, which are taken back from the program itself.
+
+    Attributes:
+        load: given a state dict in the original layout, the graphs over it.
+        parameters: every name a graph needs, with shape and dtype.
+        aliases: see :class:`Program`.
+        kept: weights that passes dropped and the caller asked to keep.
+    """
+
+    load: Callable[[dict[str, torch.Tensor]], Mapping[str, GraphUnit]]
+    parameters: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    aliases: Mapping[str, str]
+    kept: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, program: Program, *, keep_weights: bool = False) -> Original:
+        """What to remember of ``program`` when the first pass runs on it."""
+        units = program.graphs
+        needed = {}
+        for unit in units.values():
+            for spec in unit.exported.graph_signature.input_specs:
+                tensor = unit.exported.state_dict.get(spec.target) if spec.target else None
+                if tensor is not None:
+                    needed[str(spec.target)] = (tuple(tensor.shape), tensor.dtype)
+        bare = {name: replace(unit, exported=torch_side.with_state(unit.exported, {})) for name, unit in units.items()}
+
+        def load(state: dict[str, torch.Tensor]) -> Mapping[str, GraphUnit]:
+            return {
+                name: replace(unit, exported=torch_side.with_state(unit.exported, state)) for name, unit in bare.items()
+            }
+
+        return cls(load, needed, program.aliases, dict(program.state_dict) if keep_weights else {})
+
+    def restore(self, current: Program, *, missing: str = "error") -> Program:
+        """The original program over the weights that ``current`` holds, in their original layout.
+
+        ``missing="meta"`` puts tensors without data where weights were dropped, to look at or save the graph.
+
+        Raises:
+            InputError: weights were dropped (and ``missing`` is ``error``).
+        """
+        state = {**self.kept, **current.weights.to_original(current.state_dict)}
+        gone = [name for name in self.parameters if name not in state]
+        if gone and missing == "error":
+            raise InputError(
+                "the original program cannot be restored: a pass dropped weights that it needs",
+                path=gone[0],
+                found=f"{len(gone)} weights gone",
+                do="start again from the model, or optimize(..., verify=True), which keeps them",
+            )
+        for name in gone:
+            shape, dtype = self.parameters[name]
+            state[name] = torch.empty(shape, dtype=dtype, device="meta")
+        state.update({alias: state[kept] for alias, kept in self.aliases.items() if kept in state})
+        units = self.load(state)
+        parameters = {
+            str(spec.target)
+            for unit in units.values()
+            for spec in unit.exported.graph_signature.input_specs
+            if spec.kind is InputKind.PARAMETER
+        }
+        for name in parameters:
+            state[name] = torch_side.as_parameter(state[name])
+        state.update({alias: state[kept] for alias, kept in self.aliases.items() if kept in state})
+        return Program(units, WeightMap(), current.model, aliases=self.aliases)
+
+
+@dataclass(frozen=True)
 class Program:
     """Several graphs over one state.
 
@@ -163,7 +234,7 @@ class Program:
         weights: how the state differs from the model's own state dict.
         model: where it came from.
         history: the passes that ran, in order.
-        original: the program before any pass (None if this is it).
+        original: the graphs before any pass (None if these are they).
         aliases: names of the model's state dict that share a tensor with another: alias -> the name that is kept.
     """
 
@@ -171,7 +242,7 @@ class Program:
     weights: WeightMap
     model: ModelInfo
     history: tuple[PassRecord, ...] = ()
-    original: Program | None = None
+    original: Original | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> GraphUnit:
@@ -193,8 +264,12 @@ class Program:
 
     @property
     def source(self) -> Program:
-        """The program before any pass."""
-        return self.original or self
+        """The program before any pass, over this one's weights in their original layout.
+
+        Raises:
+            InputError: a pass dropped weights that it needs.
+        """
+        return self if self.original is None else self.original.restore(self)
 
     @cached_property
     def state(self) -> dict[str, torch.Tensor]:
@@ -244,4 +319,4 @@ class Program:
         return replace(self, **changes)
 
 
-__all__ = ["Capture", "GraphUnit", "ModelInfo", "PassRecord", "Program", "Provenance"]
+__all__ = ["Capture", "GraphUnit", "ModelInfo", "Original", "PassRecord", "Program", "Provenance"]

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,7 +69,11 @@ def trace(
         flat = flatten_inputs(prepared)
         if not flat.tensors:
             raise InputError("example_inputs hold no tensor", do="pass the tensors that forward takes")
-        shapes = _dynamic_shapes(twin, flat, arguments, prepared, dynamic, hf)
+        labels = _size_labels(twin, flat, prepared, dynamic, hf)
+        shapes = {
+            name: dict.fromkeys(labels.get(name, range(tensor.dim()) if dynamic is True else ()), Dim.AUTO)
+            for name, tensor in flat.tensors.items()
+        }
         say("tracing")
         context = hf.context(twin) if hf is not None else nullcontext()
         exported, template, recorder = _export(twin, flat, shapes, context, training=training)
@@ -76,7 +81,7 @@ def trace(
         exported = _clean(exported, list(flat.tensors), [*_names(template)])
         interface = Interface(
             arguments=forward_arguments(model),
-            inputs=tuple(_graph_inputs(exported, flat.tensors, hf)),
+            inputs=tuple(_graph_inputs(exported, flat.tensors, labels, hf)),
             outputs=tuple(_names(template)),
             template=template,
             baked={name: value for name, value in flat.baked.items() if name in arguments},
@@ -97,16 +102,18 @@ def _hugging_face(model: nn.Module) -> Any:
     return hf
 
 
-def _dynamic_shapes(
+def _size_labels(
     model: nn.Module,
     flat: FlatInputs,
-    arguments: Mapping[str, Any],
     prepared: Mapping[str, Any],
     dynamic: bool | Mapping[str, Mapping[int, str]],
     hf: Any,
-) -> dict[str, dict[int, Any] | None]:
-    if dynamic is False:
-        return dict.fromkeys(flat.tensors)
+) -> Mapping[str, Mapping[int, str]]:
+    """For each input which sizes may vary, and what they are called.
+
+    An input that is not named may vary wherever torch finds that the model's arithmetic allows it (``dynamic=True``),
+    or nowhere.
+    """
     if isinstance(dynamic, Mapping):
         unknown = [name for name in dynamic if name not in flat.tensors]
         if unknown:
@@ -115,14 +122,8 @@ def _dynamic_shapes(
                 expected=", ".join(flat.tensors),
                 do="name the inputs as given in example_inputs",
             )
-        return {name: dict.fromkeys(dynamic.get(name, ()), Dim.AUTO) for name in flat.tensors}
-    known = hf.dynamic_dims(model, dict(prepared)) if hf is not None else {}
-    shapes: dict[str, dict[int, Any] | None] = {}
-    for name, tensor in flat.tensors.items():
-        # Where nothing is known every size may vary: torch fixes those that the model's own arithmetic fixes.
-        dims = known.get(name, {}) if hf is not None and name in known else range(tensor.dim())
-        shapes[name] = dict.fromkeys(dims, Dim.AUTO)
-    return shapes
+        return dynamic
+    return hf.dynamic_dims(model, dict(prepared)) if dynamic and hf is not None else {}
 
 
 def _export(
@@ -203,13 +204,26 @@ def _clean(exported: ExportedProgram, input_names: list[str], output_names: list
     )
 
 
-def _graph_inputs(exported: ExportedProgram, tensors: Mapping[str, torch.Tensor], hf: Any) -> list[GraphInput]:
+def _graph_inputs(
+    exported: ExportedProgram,
+    tensors: Mapping[str, torch.Tensor],
+    labels: Mapping[str, Mapping[int, str]],
+    hf: Any,
+) -> list[GraphInput]:
     values = {node.name: node.meta["val"] for node in exported.graph.find_nodes(op="placeholder")}
-    user_inputs = exported.graph_signature.user_inputs
-    return [
-        torch_side.graph_input(name, values[node], hf.default_of(name, tensors) if hf is not None else None)
-        for name, node in zip(tensors, user_inputs, strict=True)
-    ]
+    items = []
+    names: dict[str, str] = {}  # symbol of torch -> what people call that size
+    for name, node in zip(tensors, exported.graph_signature.user_inputs, strict=True):
+        default = hf.default_of(name, tensors) if hf is not None else None
+        item = torch_side.graph_input(name, values[node], default)
+        for dim, size in enumerate(item.shape):
+            if isinstance(size, str) and size.isidentifier() and size not in names:
+                label = labels.get(name, {}).get(dim) or f"s{len(names)}"
+                names[size] = label if label not in names.values() else f"{label}{len(names)}"
+        items.append(
+            replace(item, shape=tuple(names.get(size, size) if isinstance(size, str) else size for size in item.shape))
+        )
+    return items
 
 
 def _names(template: Any) -> Iterator[str]:

@@ -71,6 +71,7 @@ def model_info(twin: nn.Module, model: nn.Module, training: bool) -> ModelInfo:
         config=_plain(config),
         generation_config=_plain(generation),
         captures=tuple(captures(model)),
+        collectors=collectors(model),
         attention=getattr(config, "_attn_implementation", None),
         training=training,
     )
@@ -83,27 +84,30 @@ def _plain(config: Any) -> Any:
 
 
 def captures(model: nn.Module) -> Iterator[Capture]:
-    """The ``_can_record_outputs`` of the model and of each model inside it, as data.
+    """The ``_can_record_outputs`` of the model and of each model inside it, as data."""
+    for path, module in model.named_modules():
+        for key, recorders in (getattr(module, "_can_record_outputs", None) or {}).items():
+            for recorder in recorders if isinstance(recorders, list) else [recorders]:
+                yield _capture(path, key, recorder)
 
-    A model collects only where its forward carries upstream's ``capture_outputs`` decorator.
-    """
+
+def collectors(model: nn.Module) -> dict[str, bool]:
+    """Models whose forward carries upstream's ``capture_outputs``, and whether it ties the last hidden state."""
+    found = {}
     for path, module in model.named_modules():
         tie = _tie_flag(type(module))
-        table = getattr(module, "_can_record_outputs", None)
-        if tie is None or not table:
-            continue
-        own = getattr(getattr(module, "config", None), "tie_last_hidden_states", None)
-        for key, recorders in table.items():
-            for recorder in recorders if isinstance(recorders, list) else [recorders]:
-                yield _capture(path, key, recorder, tie if own is None else bool(own))
+        if tie is not None:
+            own = getattr(getattr(module, "config", None), "tie_last_hidden_states", None)
+            found[path] = tie if own is None else bool(own)
+    return found
 
 
-def _capture(owner: str, key: str, recorder: Any, tie: bool) -> Capture:
+def _capture(owner: str, key: str, recorder: Any) -> Capture:
     default = 0 if "hidden_states" in key else 1
     if isinstance(recorder, str):
-        return Capture(owner, key, None, recorder, default, tie_last=tie)
+        return Capture(owner, key, None, recorder, default)
     if isinstance(recorder, type):
-        return Capture(owner, key, qualified(recorder), None, default, tie_last=tie)
+        return Capture(owner, key, qualified(recorder), None, default)
     target = recorder.target_class
     return Capture(
         owner,
@@ -113,7 +117,6 @@ def _capture(owner: str, key: str, recorder: Any, tie: bool) -> Capture:
         recorder.index,
         recorder.layer_name,
         recorder.capture_initial_hidden_state,
-        tie,
     )
 
 
@@ -128,4 +131,4 @@ def _tie_flag(cls: type) -> bool | None:
     return None
 
 
-__all__ = ["captures", "context", "default_of", "dynamic_dims", "example_inputs", "model_info", "prologue"]
+__all__ = ["captures", "collectors", "context", "default_of", "dynamic_dims", "example_inputs", "model_info", "prologue"]

@@ -35,6 +35,7 @@ class _Call:
     inputs: list[tuple[str, int]] = field(default_factory=list)
     outputs: list[tuple[str, int | None]] = field(default_factory=list)
     returns: str = "other"
+    end: int = 0
 
 
 class Recorder:
@@ -45,6 +46,7 @@ class Recorder:
         self.open: list[_Call] = []
         self.bases: dict[str, tuple[str, ...]] = {}
         self._n_marks = 0
+        self._n_ended = 0
         self._n_calls: dict[str, int] = {}
 
     @contextmanager
@@ -78,6 +80,8 @@ class Recorder:
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         call = self.open.pop()
+        call.end = self._n_ended
+        self._n_ended += 1
         if isinstance(output, torch.Tensor):
             call.returns = "tensor"
         elif isinstance(output, Mapping):
@@ -129,7 +133,7 @@ class Recorder:
         for call in self.calls:
             inputs = tuple((key, found) for key, mark in call.inputs if (found := name(mark)) is not None)
             outputs = tuple((key, name(mark)) for key, mark in call.outputs)
-            calls.append(ModuleCall(call.path, call.occurrence, call.cls, inputs, outputs, call.returns))
+            calls.append(ModuleCall(call.path, call.occurrence, call.cls, inputs, outputs, call.returns, call.end))
         return LayerIndex(tuple(calls), self.bases)
 
 

@@ -1,0 +1,393 @@
+"""A program as a folder: graphs as JSON, weights as safetensors, one manifest that names the live parts.
+
+Parts are written under names of their own that carry their hash, then ``manifest.json`` is replaced atomically:
+after a crash, a full disk or a kill there is the old program or the new one, complete. Leftovers are swept by the
+next write. Weights in the original layout are also a checkpoint that transformers loads (``config.json``,
+``model.safetensors.index.json``). Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from layergraph.errors import FormatError, InputError, MissingFileError, StorageError
+from layergraph.ir import exported as torch_side
+from layergraph.ir import safetensors_io
+from layergraph.ir.graph_json import dump_graph, load_graph
+from layergraph.ir.interface import Interface
+from layergraph.ir.layers import LayerIndex
+from layergraph.ir.program import GraphUnit, ModelInfo, Original, PassRecord, Program, Provenance
+from layergraph.ir.weights import WeightMap
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+LAYOUTS = ("original", "graph")
+_PART = re.compile(r"(graph|original|weights|constants)-[\w.-]*[0-9a-f]{16}\.(json|safetensors)")
+Progress = Callable[[str], None]
+
+
+def save(
+    program: Program,
+    folder: str | Path,
+    *,
+    layout: str = "original",
+    max_shard_bytes: int = 5_000_000_000,
+    progress: Progress | None = None,
+) -> Path:
+    """Write the program into ``folder``, replacing an older one there in one step.
+
+    Raises:
+        InputError: the layout is unknown, or weights have no data (meta device).
+        StorageError: the folder is a file, cannot be written, or the disk is full; what was there is still there.
+    """
+    if layout not in LAYOUTS:
+        raise InputError(f"unknown layout {layout!r}", expected=" or ".join(LAYOUTS), do="use one of these")
+    say = progress or (lambda text: None)
+    target = _make_folder(Path(folder))
+    with _scratch(target) as scratch:
+        say("writing graphs")
+        graphs = {name: _write_json_part(scratch, "graph", name, unit) for name, unit in program.graphs.items()}
+        source = program.original.restore(program, missing="meta").graphs if program.original is not None else {}
+        originals = {name: _write_json_part(scratch, "original", name, unit) for name, unit in source.items()}
+        say("writing weights")
+        weights = _write_weights(program, scratch, layout, max_shard_bytes)
+        constants = _write_constants({"graph": program.graphs, "original": source}, scratch)
+        manifest = {
+            "schema": SCHEMA,
+            "kind": "layergraph program",
+            "torch": torch.__version__,
+            "layout": layout,
+            "graphs": graphs,
+            "original": originals,
+            "original_parameters": _parameter_table(program.original),
+            "original_aliases": dict(program.original.aliases) if program.original is not None else {},
+            "weights": weights,
+            "constants": constants,
+            "aliases": dict(program.aliases),
+            "remaps": program.weights.to_list(),
+            "history": [record.to_dict() for record in program.history],
+            "model": program.model.to_dict(),
+            "fingerprint": program.fingerprint,
+        }
+        extra = _checkpoint_files(program, weights) if layout == "original" else {}
+        _publish(scratch, target, manifest, extra)
+    say(f"saved {target.name}")
+    return target
+
+
+def load(folder: str | Path, *, verify: str = "full", progress: Progress | None = None) -> Program:
+    """The program saved in ``folder``; weights are mapped, not copied.
+
+    ``verify="full"`` compares the hash of every file with the manifest; ``"graphs"`` leaves out the weights.
+
+    Raises:
+        MissingFileError, FormatError: a file is not there, damaged, or of a newer version.
+    """
+    if verify not in ("full", "graphs"):
+        raise InputError(f"unknown verify {verify!r}", expected="full or graphs", do="use one of these")
+    say = progress or (lambda text: None)
+    root = Path(folder)
+    manifest = _read_manifest(root)
+    try:
+        say("reading weights")
+        tensors: dict[str, torch.Tensor] = {}
+        for part in manifest["weights"]:
+            tensors.update(safetensors_io.read(root / part["file"], part["sha256"] if verify == "full" else None))
+        held: dict[str, torch.Tensor] = {}
+        if manifest["constants"]:
+            part = manifest["constants"]
+            held = safetensors_io.read(root / part["file"], part["sha256"])
+        remaps = WeightMap.from_list(manifest["remaps"])
+        state = remaps.to_rewritten(tensors) if manifest["layout"] == "original" else dict(tensors)
+        say("reading graphs")
+        units = _build_units(_read_units(root, manifest["graphs"]), "graph", state, held, manifest["aliases"])
+        program = Program(
+            units,
+            remaps,
+            ModelInfo.from_dict(manifest["model"]),
+            history=tuple(PassRecord.from_dict(item) for item in manifest["history"]),
+            original=_load_original(root, manifest, held),
+            aliases=manifest["aliases"],
+        )
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise FormatError(
+            f"{MANIFEST} does not say what it must",
+            path=str(root),
+            found=f"{type(error).__name__}: {error}",
+            do="copy the folder again, or save again",
+        ) from error
+    if program.fingerprint != manifest["fingerprint"]:
+        raise FormatError(
+            "the loaded graph is not the one that was saved",
+            path=str(root),
+            expected=manifest["fingerprint"],
+            found=program.fingerprint,
+            do=f"load with torch {manifest['torch']}, or make the program again",
+        )
+    return program
+
+
+# Writing ----------------------------------------------------------------------------------------------------------
+
+
+def _make_folder(target: Path) -> Path:
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        found = "a file of that name" if target.exists() else (error.strerror or str(error))
+        raise StorageError(
+            "cannot make the output folder", path=str(target), found=found, do="choose another"
+        ) from error
+    return target
+
+
+@contextlib.contextmanager
+def _scratch(target: Path) -> Iterator[Path]:
+    """A folder beside the parts, gone when the block ends. One writer at a time; leftovers of killed ones go first."""
+    try:
+        with open(target / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for leftover in target.glob(".writing-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=".writing-", dir=target) as scratch:
+                yield Path(scratch)
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(
+            "saving failed",
+            path=str(target),
+            found=error.strerror or str(error),
+            do="free space or choose another folder; what was there before is still there",
+        ) from error
+
+
+def _write_json_part(scratch: Path, kind: str, name: str, unit: GraphUnit) -> dict[str, Any]:
+    data = dump_graph(unit.exported)
+    sha256 = hashlib.sha256(data).hexdigest()
+    file = f"{kind}-{name}-{sha256[:16]}.json"
+    (scratch / file).write_bytes(data)
+    side = {
+        "interface": unit.interface.to_dict(),
+        "layers": unit.layers.to_dict(),
+        "provenance": {node: [made.made_by, list(made.made_from)] for node, made in unit.provenance.items()},
+        "constants": list(unit.exported.constants),
+    }
+    text = json.dumps(side, separators=(",", ":")).encode()
+    side_sha256 = hashlib.sha256(text).hexdigest()
+    side_file = f"{kind}-{name}.index-{side_sha256[:16]}.json"
+    (scratch / side_file).write_bytes(text)
+    return {"file": file, "sha256": sha256, "index": side_file, "index_sha256": side_sha256}
+
+
+def _write_weights(program: Program, scratch: Path, layout: str, max_shard_bytes: int) -> list[dict[str, Any]]:
+    kept = {name: tensor for name, tensor in program.state_dict.items() if name not in program.aliases}
+    tensors = program.weights.to_original(kept) if layout == "original" else kept
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        n_bytes = tensor.numel() * tensor.element_size()
+        if shards[-1] and size + n_bytes > max_shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += n_bytes
+    parts = []
+    for number, shard in enumerate(shards):
+        raw = scratch / f"shard-{number}"
+        sha256 = safetensors_io.write(raw, shard)
+        file = f"weights-{number + 1:05d}-{sha256[:16]}.safetensors"
+        raw.rename(scratch / file)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in shard.values())
+        parts.append({"file": file, "sha256": sha256, "names": list(shard), "bytes": size})
+    return parts
+
+
+def _write_constants(sources: Mapping[str, Mapping[str, GraphUnit]], scratch: Path) -> dict[str, Any] | None:
+    """Buffers that are not part of the state dict, constants and example inputs, in one small file."""
+    tensors: dict[str, torch.Tensor] = {}
+    for kind, graphs in sources.items():
+        for name, unit in graphs.items():
+            for key, value in unit.exported.constants.items():
+                if not isinstance(value, torch.Tensor):
+                    raise InputError(f"a constant of type {type(value).__name__} cannot be saved", path=key)
+                tensors[f"{kind}/{name}/constant/{key}"] = value
+            for key, value in (unit.exported.example_inputs or ((), {}))[1].items():
+                if value.device.type != "meta":
+                    tensors[f"{kind}/{name}/example/{key}"] = value
+    if not tensors:
+        return None
+    raw = scratch / "constants"
+    sha256 = safetensors_io.write(raw, tensors)
+    file = f"constants-{sha256[:16]}.safetensors"
+    raw.rename(scratch / file)
+    return {"file": file, "sha256": sha256}
+
+
+def _parameter_table(original: Original | None) -> dict[str, Any]:
+    if original is None:
+        return {}
+    return {
+        name: [list(shape), str(dtype).removeprefix("torch.")] for name, (shape, dtype) in original.parameters.items()
+    }
+
+
+def _checkpoint_files(program: Program, weights: list[dict[str, Any]]) -> dict[str, Any]:
+    """What makes the folder a checkpoint of the model's own kind as well."""
+    index = {
+        "metadata": {"total_size": sum(part["bytes"] for part in weights)},
+        "weight_map": {name: part["file"] for part in weights for name in part["names"]},
+    }
+    files: dict[str, Any] = {"model.safetensors.index.json": index}
+    if program.model.config is not None:
+        config = dict(program.model.config)
+        config.setdefault("architectures", [program.model.cls.rpartition(":")[2]])
+        if not config["architectures"]:
+            config["architectures"] = [program.model.cls.rpartition(":")[2]]
+        files["config.json"] = config
+    if program.model.generation_config is not None:
+        files["generation_config.json"] = program.model.generation_config
+    return files
+
+
+def _publish(scratch: Path, target: Path, manifest: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+    live = set()
+    for path in scratch.iterdir():
+        _sync(path)
+        os.replace(path, target / path.name)
+        live.add(path.name)
+    for name, data in (*[(MANIFEST, manifest)], *extra.items()):
+        path = scratch / name
+        path.write_text(json.dumps(data, indent=1, ensure_ascii=False))
+        _sync(path)
+        os.replace(path, target / name)
+    if not extra:
+        for name in ("model.safetensors.index.json",):
+            # An index of another layout would point transformers at weights that are gone.
+            (target / name).unlink(missing_ok=True)
+    for path in target.iterdir():
+        if _PART.fullmatch(path.name) and path.name not in live:
+            path.unlink()
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+# Reading ----------------------------------------------------------------------------------------------------------
+
+
+def _read_manifest(root: Path) -> dict[str, Any]:
+    path = root / MANIFEST
+    if not path.is_file():
+        raise MissingFileError(
+            f"no {MANIFEST} in the folder", path=str(root), do="give a folder that program.save() wrote"
+        )
+    try:
+        manifest = json.loads(path.read_bytes())
+        schema, kind = manifest["schema"], manifest["kind"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(
+            f"{MANIFEST} is damaged", path=str(root), found=str(error), do="copy the folder again, or save again"
+        ) from error
+    if kind != "layergraph program" or not isinstance(schema, int):
+        raise FormatError("this folder holds something else", path=str(root), expected="a program", found=str(kind))
+    if schema > SCHEMA:
+        raise FormatError(
+            "the folder was written by a newer layergraph",
+            path=str(root),
+            expected=f"schema {SCHEMA} or older",
+            found=f"schema {schema}",
+            do="upgrade layergraph",
+        )
+    return manifest
+
+
+def _read_part(root: Path, file: str, sha256: str) -> bytes:
+    safetensors_io.check_hash(root / file, sha256)
+    return (root / file).read_bytes()
+
+
+@dataclass(frozen=True)
+class _SavedUnit:
+    """A graph as it lies on disk, read but not built."""
+
+    graph: bytes
+    index: Mapping[str, Any]
+
+
+def _read_units(root: Path, parts: Mapping[str, Any]) -> dict[str, _SavedUnit]:
+    return {
+        name: _SavedUnit(
+            _read_part(root, part["file"], part["sha256"]),
+            json.loads(_read_part(root, part["index"], part["index_sha256"])),
+        )
+        for name, part in parts.items()
+    }
+
+
+def _build_units(
+    saved: Mapping[str, _SavedUnit],
+    kind: str,
+    state: dict[str, torch.Tensor],
+    held: Mapping[str, torch.Tensor],
+    aliases: Mapping[str, str],
+) -> dict[str, GraphUnit]:
+    for unit in saved.values():
+        _as_parameters(unit.graph, state)
+    state.update({alias: state[kept] for alias, kept in aliases.items() if kept in state})
+    units = {}
+    for name, unit in saved.items():
+        example_prefix = f"{kind}/{name}/example/"
+        constants = {key: held[f"{kind}/{name}/constant/{key}"] for key in unit.index["constants"]}
+        examples = {
+            key.removeprefix(example_prefix): tensor for key, tensor in held.items() if key.startswith(example_prefix)
+        }
+        provenance = unit.index["provenance"].items()
+        units[name] = GraphUnit(
+            load_graph(unit.graph, state, constants, examples, name),
+            Interface.from_dict(unit.index["interface"]),
+            LayerIndex.from_dict(unit.index["layers"]),
+            {node: Provenance(made_by, tuple(sources)) for node, (made_by, sources) in provenance},
+        )
+    return units
+
+
+def _as_parameters(data: bytes, state: dict[str, torch.Tensor]) -> None:
+    """Make Parameters of the tensors that the graph's signature calls so; torch checks for it."""
+    for spec in json.loads(data)["graph_module"]["signature"]["input_specs"]:
+        name = spec.get("parameter", {}).get("parameter_name")
+        if name is None:
+            continue
+        if name not in state:
+            raise FormatError(f"no weight {name!r} among those saved", do="copy the folder again, or save again")
+        state[name] = torch_side.as_parameter(state[name])
+
+
+def _load_original(root: Path, manifest: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> Original | None:
+    if not manifest["original"]:
+        return None
+    # Read now, built when asked for: the folder may be overwritten in between.
+    saved = _read_units(root, manifest["original"])
+    aliases = manifest["original_aliases"]
+    parameters = {
+        name: (tuple(shape), getattr(torch, dtype)) for name, (shape, dtype) in manifest["original_parameters"].items()
+    }
+    return Original(lambda state: _build_units(saved, "original", state, held, aliases), parameters, aliases)
+
+
+__all__ = ["load", "save"]

@@ -1,0 +1,61 @@
+"""ExportedProgram graphs as JSON: torch's own schema, without its pickled parts. Checked with torch 2.11 to 2.14."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._export.serde import serialize as serde
+from torch.export import ExportedProgram
+
+from layergraph.errors import FormatError
+
+
+def dump_graph(exported: ExportedProgram) -> bytes:
+    """Graph, signature, sizes and call specs as JSON. Weights, constants and example inputs are left out."""
+    artifact = serde.serialize(
+        exported, serialize_state_dict=False, serialize_constants=False, serialize_example_inputs=False
+    )
+    return bytes(artifact.exported_program)
+
+
+def load_graph(
+    data: bytes,
+    state: dict[str, torch.Tensor],
+    constants: Mapping[str, torch.Tensor],
+    examples: Mapping[str, torch.Tensor] | None,
+    name: str,
+) -> ExportedProgram:
+    """An ExportedProgram from :func:`dump_graph`'s JSON over the given tensors. Nothing is unpickled.
+
+    Raises:
+        FormatError: not such JSON, or written by a torch whose schema this one does not read.
+    """
+    artifact = serde.SerializedArtifact(
+        exported_program=data,
+        state_dict=state,  # type: ignore[arg-type]
+        constants=dict(constants),  # type: ignore[arg-type]
+        example_inputs=((), dict(examples)) if examples else b"",  # type: ignore[arg-type]
+    )
+    try:
+        exported = serde.deserialize(artifact)
+    except Exception as error:
+        raise FormatError(
+            f"the graph {name!r} cannot be read",
+            found=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:300],
+            expected=f"a graph that torch {torch.__version__} reads (saved by {_torch_version(data)})",
+            do="use the torch it was saved with, or make the program again from the model",
+        ) from error
+    return exported
+
+
+def _torch_version(data: bytes) -> Any:
+    try:
+        return f"torch {json.loads(data)['torch_version']}"
+    except (ValueError, KeyError, TypeError):
+        return "an unknown version"
+
+
+__all__ = ["dump_graph", "load_graph"]
