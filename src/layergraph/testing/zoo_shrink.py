@@ -1,0 +1,179 @@
+"""Make any transformers config tiny, by the meaning of its fields' names, through nested configs.
+
+The result keeps the architecture: kinds of layers, grouped heads, windows, experts, tied weights. Only sizes shrink.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# One consistent set of sizes. Sizes that mean different things differ where the architecture lets them.
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, LAYERS, VOCAB, EXPERTS = 64, 4, 2, 16, 96, 2, 99, 4
+PATCH, IMAGE, FRAMES, WINDOW, POSITIONS = 8, 32, 4, 4, 128
+
+# Field name (whole, by regex) -> tiny value, or a function of the default value. The first match wins.
+_RULES: tuple[tuple[str, Any], ...] = (
+    (r"vocab_size|.*_vocab_size", lambda v: min(v, VOCAB)),
+    (r"type_vocab_size|n_segments?", lambda v: min(v, 3)),
+    (r"(encoder_|decoder_)?layers|n_layers?|num_layers|depth|.*num_hidden_layers|num_(encoder|decoder)_layers", LAYERS),
+    (r".*num_(key_value|kv)_heads|n_kv_heads?|.*num_kv_heads", None),  # follows the ratio, see _heads
+    (r".*num_(attention_)?heads|n_heads?|(encoder|decoder)_attention_heads|num_heads|.*_n_heads", HEADS),
+    (r"(global_)?head_dim|d_kv|attention_head_dim|.*_head_dim", lambda v: min(v, HEAD_DIM)),
+    (r"moe_intermediate_size|expert_ffn_hidden_size|.*shared_expert_intermediate_size", INTERMEDIATE // 2),
+    (r"(.*_)?(intermediate_size|ffn_dim|d_ff|ffn_hidden_size|n_inner|dim_feedforward)", INTERMEDIATE),
+    (r"hidden_size|d_model|n_embd|embed_dim|(.*_)?hidden_size|(word_)?embed(ding)?_(dim|size)|dim", HIDDEN),
+    (r"out_hidden_size|projection_dim|output_dim|out_dim|projector_hidden_size|pooler_output_size", HIDDEN),
+    (r"(q|kv|o)_lora_rank", 16),
+    (r"num_(local_|routed_)?experts|n_routed_experts|moe_num_experts|num_moe_experts", EXPERTS),
+    (r"num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|router_top_k", lambda v: min(v, 2)),
+    (r"n_shared_experts|num_shared_experts|n_group|topk_group", 1),
+    (r"first_k_dense_replace|num_dense_layers", 1),
+    (r"image_size|crop_size|img_size|resolution|input_size|spatial_size", IMAGE),
+    (r"patch_size|encoder_stride", lambda v: min(v, PATCH)),
+    (r"num_frames|frames_per_clip", FRAMES),
+    (r"num_position_embeddings", 36),
+    (r"window_size", IMAGE),
+    (r"sliding_window|attention_window|local_attention|attention_chunk_size", lambda v: min(v, WINDOW)),
+    (r"max_position_embeddings|n_positions|n_ctx|max_seq(uence)?_len(gth)?|max_source_positions", POSITIONS),
+    (r"max_target_positions|original_max_position_embeddings", POSITIONS),
+    (r"num_conv_pos_embeddings", 8),
+    (r"num_conv_pos_embedding_groups", 4),
+    (r"num_mel_bins", lambda v: min(v, 16)),
+    (r"num_codevectors_per_group", 8),
+    (r"(proj_)?codevector_dim|classifier_proj_size|xvector_output_dim", 16),
+)
+_PATTERNS = tuple((re.compile(pattern), value) for pattern, value in _RULES)
+_PER_LAYER = re.compile(r".*(layer_types|_layers|mlp_layer_types|block_types|layers_block_type|_pattern|layer_idx)$")
+_TOKEN = re.compile(r".*_token_(id|index)$|.*_token$")
+_LAYER_INDEXES = re.compile(r".*(block_indexes|visual_indexes|layer_indexes|out_indices|select_layer.*)$")
+
+
+def shrink_config(config: Any, **overrides: Any) -> Any:
+    """A new config of the class of ``config`` with tiny sizes.
+
+    Args:
+        config: a ``PreTrainedConfig`` (not changed).
+        overrides: fields to set to these values instead; a mapping merges into a nested config's shrunk fields.
+    """
+    return type(config)(**_fields(config, overrides, _Tokens()))
+
+
+class _Tokens:
+    """Hands out distinct small ids for special tokens, the same id for the same token in nested configs."""
+
+    def __init__(self) -> None:
+        self.ids: dict[Any, int] = {}
+
+    def small(self, token: int) -> int:
+        return self.ids.setdefault(token, 3 + len(self.ids)) if token >= VOCAB - 1 else token
+
+
+def _fields(config: Any, overrides: Mapping[str, Any], tokens: _Tokens) -> dict[str, Any]:
+    accepted = _accepted(type(config))
+    n_layers = _depth(config)
+    made: dict[str, Any] = {}
+    nested = set(getattr(config, "sub_configs", {}) or {})
+    for name in accepted:
+        value = getattr(config, name, None)
+        if name in nested:
+            if value is not None and not isinstance(value, Mapping):
+                made[name] = _fields(value, overrides.get(name) or {}, tokens)
+        elif value is not None and not name.startswith("_"):
+            small = _small(name, value, config, n_layers, tokens)
+            if small is not value:
+                made[name] = small
+    for name in nested - made.keys():
+        value = getattr(config, name, None)
+        if value is not None and not isinstance(value, Mapping):
+            made[name] = _fields(value, overrides.get(name) or {}, tokens)
+    if getattr(config, "rope_parameters", None):
+        made["rope_parameters"] = _rope(config.rope_parameters, made)
+    return made | {name: value for name, value in overrides.items() if name not in nested}
+
+
+def _accepted(cls: type) -> list[str]:
+    names: dict[str, None] = {}
+    if dataclasses.is_dataclass(cls):
+        names.update(dict.fromkeys(field.name for field in dataclasses.fields(cls) if field.init))
+    for name, parameter in inspect.signature(cls.__init__).parameters.items():
+        if name != "self" and parameter.kind is not parameter.VAR_KEYWORD:
+            names[name] = None
+    aliases = getattr(cls, "attribute_map", {}) or {}
+    return [name for name in names if name not in aliases]
+
+
+def _depth(config: Any) -> int | None:
+    for name in ("num_hidden_layers", "n_layer", "depth", "num_layers", "encoder_layers"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _small(name: str, value: Any, config: Any, n_layers: int | None, tokens: _Tokens) -> Any:
+    if isinstance(value, (bool, str, float)):
+        return value
+    if _TOKEN.fullmatch(name):
+        if isinstance(value, int):
+            return tokens.small(value)
+        if isinstance(value, (list, tuple)):
+            return [tokens.small(v) if isinstance(v, int) else v for v in value]
+        return value
+    if isinstance(value, (list, tuple)):
+        return _small_list(name, list(value), n_layers)
+    if not isinstance(value, int):
+        return value
+    for pattern, small in _PATTERNS:
+        if pattern.fullmatch(name):
+            if small is None:
+                return _kv_heads(name, value, config)
+            return small(value) if callable(small) else min(small, value) if value > 0 else value
+    return value
+
+
+def _small_list(name: str, value: list[Any], n_layers: int | None) -> Any:
+    if _LAYER_INDEXES.fullmatch(name):
+        return [LAYERS - 1] if name.startswith("full") else [0] if name.endswith("indexes") else value
+    if n_layers and len(value) == n_layers and _PER_LAYER.fullmatch(name):
+        # Keep both kinds where there are two: the last layer, and one unlike it
+        other = next((item for item in value if item != value[-1]), value[0])
+        return [other, *[value[-1]] * (LAYERS - 1)]
+    if name == "conv_dim":
+        return [32] * len(value)
+    if name == "tdnn_dim":
+        return [16] * len(value)
+    if name in ("image_size", "patch_size") and all(isinstance(v, int) for v in value):
+        return [min(v, IMAGE if name == "image_size" else PATCH) for v in value]
+    return value
+
+
+def _kv_heads(name: str, value: int, config: Any) -> int:
+    heads = next((h for n in ("num_attention_heads", "num_heads") if isinstance(h := getattr(config, n, None), int)), 0)
+    return HEADS if value >= heads else 1 if value == 1 else KV_HEADS
+
+
+def _rope(rope: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+    """Rope parameters with multimodal sections that add up to half of the tiny head size."""
+    small: dict[str, Any] = {}
+    for key, value in rope.items():
+        if isinstance(value, Mapping):
+            small[key] = _rope(value, made)
+        elif key == "mrope_section" and value:
+            dim = made.get("head_dim") or HEAD_DIM
+            half = int(dim * float(rope.get("partial_rotary_factor") or 1.0)) // 2
+            rest = max(1, half // 4)
+            small[key] = [half - 2 * rest, rest, rest] if len(value) == 3 else value
+        elif key in ("original_max_position_embeddings",):
+            small[key] = min(value, 32)
+        elif key in ("short_factor", "long_factor") and isinstance(value, list):
+            small[key] = value[: (made.get("head_dim") or HEAD_DIM) // 2]
+        else:
+            small[key] = value
+    return small
+
+
+__all__ = ["shrink_config"]
