@@ -98,6 +98,11 @@ class Edit:
             raise EditError("not a parameter, buffer or constant", node=node.name, do="give a placeholder of one")
         return target
 
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of what the graph returns, in order."""
+        return self._interface.outputs
+
     def is_output(self, node: torch.fx.Node) -> bool:
         """Whether the graph returns it."""
         return node in self._flat_outputs()

@@ -89,6 +89,8 @@ class ModelInfo:
         cls: class as ``module:qualname``.
         config: ``config.to_dict()`` of a Hugging Face model (JSON data), or None.
         generation_config: likewise, or None.
+        config_class: class of the config as ``module:qualname``, or None.
+        attributes: plain attributes of the module (numbers, strings), for code that stands around it.
         captures: its ``_can_record_outputs``, and those of the models inside it.
         collectors: paths of (sub)models whose forward collects what is recorded -> whether their last hidden state
             is replaced by ``last_hidden_state``.
@@ -99,6 +101,8 @@ class ModelInfo:
     cls: str
     config: Mapping[str, Any] | None = None
     generation_config: Mapping[str, Any] | None = None
+    config_class: str | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
     captures: tuple[Capture, ...] = ()
     collectors: Mapping[str, bool] = field(default_factory=dict)
     attention: str | None = None
@@ -125,6 +129,7 @@ class PassRecord:
         sites: one line per site.
         notes: what the pass wants the report to say.
         refusals: ``(where, code, reason)`` for each target left alone.
+        outputs: names of the outputs it added.
         errors: largest relative error per output, where the promise was checked.
         sizes: ``{"parameters": [before, after], "bytes": [before, after]}``.
     """
@@ -137,12 +142,14 @@ class PassRecord:
     sites: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     refusals: tuple[tuple[str, str, str], ...] = ()
+    outputs: tuple[str, ...] = ()
     errors: Mapping[str, float] = field(default_factory=dict)
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         data = dict(self.__dict__)
-        data["sites"], data["notes"] = list(self.sites), list(self.notes)
+        for key in ("sites", "notes", "outputs"):
+            data[key] = list(data[key])
         data["refusals"] = [list(item) for item in self.refusals]
         data["sizes"] = {key: list(pair) for key, pair in self.sizes.items()}
         return data
@@ -150,7 +157,8 @@ class PassRecord:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PassRecord:
         values = dict(data)
-        values["sites"], values["notes"] = tuple(data["sites"]), tuple(data["notes"])
+        for key in ("sites", "notes", "outputs"):
+            values[key] = tuple(data[key])
         values["refusals"] = tuple(tuple(item) for item in data["refusals"])
         values["sizes"] = {key: tuple(pair) for key, pair in data["sizes"].items()}
         return cls(**values)

@@ -74,13 +74,13 @@ class Pass(ABC):
     """A rewrite of graphs. Subclasses are frozen dataclasses whose fields are the pass's options.
 
     Class attributes:
-        name: kebab-case, what ``passes=["..."]`` and the command line call it.
+        pass_name: kebab-case, what ``passes=["..."]`` and the command line call it.
         promise: ``exact`` (same outputs), ``additive`` (same outputs plus new ones), or ``defined`` (changes them as
             documented; overrides :meth:`reference`).
         after: names of passes that must not run later than this one.
     """
 
-    name: ClassVar[str] = ""
+    pass_name: ClassVar[str] = ""
     promise: ClassVar[Promise] = "exact"
     after: ClassVar[tuple[str, ...]] = ()
 
@@ -89,8 +89,7 @@ class Pass(ABC):
         if cls.promise not in get_args(Promise):
             raise InputError(f"{cls.__name__}.promise is {cls.promise!r}", expected=" or ".join(get_args(Promise)))
 
-    @property
-    def kept_promise(self) -> Promise:
+    def promises(self) -> Promise:
         """The promise with these options; by default the class's."""
         return self.promise
 
@@ -110,6 +109,10 @@ class Pass(ABC):
         """Fields as plain data, from which :meth:`from_options` makes the pass again."""
         return {item.name: plain(getattr(self, item.name)) for item in dataclasses.fields(self)}
 
+    def resolved_options(self, findings: Findings) -> dict[str, Any]:
+        """Options to remember after a run: like :meth:`options`, what cannot be saved replaced by what it chose."""
+        return self.options()
+
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> Pass:
         return cls(**options)
@@ -121,7 +124,7 @@ class Pass(ABC):
             value = getattr(self, item.name)
             if value != item.default:
                 shown.append(f"{item.name}={value}")
-        return self.name + (f"{{{', '.join(shown)}}}" if shown else "")
+        return self.pass_name + (f"{{{', '.join(shown)}}}" if shown else "")
 
 
 def plain(value: Any) -> Any:

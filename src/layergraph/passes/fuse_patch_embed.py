@@ -64,7 +64,7 @@ class FusePatchEmbed(Pass):
             patches (no permute is needed then), or where the weight is bfloat16 or float16.
     """
 
-    name: ClassVar[str] = "fuse-patch-embed"
+    pass_name: ClassVar[str] = "fuse-patch-embed"
     promise: ClassVar[Promise] = "exact"
 
     conv2d: bool | str = "auto"
@@ -73,7 +73,7 @@ class FusePatchEmbed(Pass):
         if self.conv2d not in (True, False, "auto"):
             raise InputError(
                 f"conv2d={self.conv2d!r} is not an option",
-                pass_name=self.name,
+                pass_name=self.pass_name,
                 expected='True, False or "auto"',
                 do="use one of these",
             )
@@ -91,8 +91,7 @@ class FusePatchEmbed(Pass):
                 continue
             conv = _Conv.read(node)
             weight = list(node.args[1].meta["val"].shape)
-            shared = [user for user in node.args[1].users if user.target not in _CONVOLUTIONS]
-            if shared:
+            if len(node.args[1].users) > 1:
                 notes.append(f"{path}: its weight is used elsewhere too, so it keeps its shape and is viewed in place")
             detail = f"conv{conv.n_dims}d {weight} -> linear [{weight[0]}, {conv.n_inputs}]"
             sites.append(Site(path, (node.name,), detail + (f" in {conv.groups} groups" if conv.groups > 1 else "")))
@@ -172,8 +171,7 @@ class _Conv:
 
     @property
     def bias(self) -> torch.fx.Node | None:
-        bias = self.node.args[2] if len(self.node.args) > 2 else self.node.kwargs.get("bias")
-        return bias  # type: ignore[return-value]
+        return self.node.args[2] if len(self.node.args) > 2 else self.node.kwargs.get("bias")  # type: ignore[return-value]
 
     @property
     def is_batched(self) -> bool:

@@ -78,7 +78,8 @@ def trace(
         context = hf.context(twin) if hf is not None else nullcontext()
         exported, template, recorder = _export(twin, flat, shapes, context, training=training)
         layers = recorder.collect(exported.graph_module)
-        exported = _clean(exported, list(flat.tensors), [*_names(template)])
+        root_class = qualified(type(model)).replace(":", ".")
+        exported = _clean(exported, list(flat.tensors), [*_names(template)], root_class)
         interface = Interface(
             arguments=forward_arguments(model),
             inputs=tuple(_graph_inputs(exported, flat.tensors, labels, hf)),
@@ -182,14 +183,27 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _clean(exported: ExportedProgram, input_names: list[str], output_names: list[str]) -> ExportedProgram:
-    """Drop source positions (they name files of the tracing machine) and settle signature and call spec."""
+def _clean(
+    exported: ExportedProgram, input_names: list[str], output_names: list[str], root_class: str
+) -> ExportedProgram:
+    """Settle signature and call spec, and drop what has no meaning outside of this trace.
+
+    Source positions name files of the tracing machine. Metadata assertions repeat what the interface checks at the
+    door. Nodes that torch adds for sizes belong to the model itself.
+    """
+    root = {"L__self__": ("", root_class)}
     for module in exported.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
-            for node in module.graph.nodes:
-                node.meta.pop("stack_trace", None)
-                node.meta.pop("from_node", None)
-                node.meta.pop("custom", None)
+            for node in list(module.graph.nodes):
+                if node.target is torch.ops.aten._assert_tensor_metadata.default:
+                    module.graph.erase_node(node)
+                    continue
+                for key in ("stack_trace", "from_node", "custom"):
+                    node.meta.pop(key, None)
+                stack = node.meta.get("nn_module_stack")
+                if stack is not None and any(key.startswith("_empty") for key in stack):
+                    node.meta["nn_module_stack"] = root
+            module.recompile()
     signature = exported.graph_signature
     return torch_side.build(
         exported,
@@ -218,8 +232,8 @@ def _graph_inputs(
         item = torch_side.graph_input(name, values[node], default)
         for dim, size in enumerate(item.shape):
             if isinstance(size, str) and size.isidentifier() and size not in names:
-                label = labels.get(name, {}).get(dim) or f"s{len(names)}"
-                names[size] = label if label not in names.values() else f"{label}{len(names)}"
+                # Sizes that the model's author calls the same are the same, though torch may not have to know.
+                names[size] = labels.get(name, {}).get(dim) or f"s{len(names)}"
         items.append(
             replace(item, shape=tuple(names.get(size, size) if isinstance(size, str) else size for size in item.shape))
         )

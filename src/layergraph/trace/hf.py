@@ -70,11 +70,22 @@ def model_info(twin: nn.Module, model: nn.Module, training: bool) -> ModelInfo:
         cls=qualified(type(model)),
         config=_plain(config),
         generation_config=_plain(generation),
+        config_class=qualified(type(config)) if config is not None else None,
+        attributes=plain_attributes(model),
         captures=tuple(captures(model)),
         collectors=collectors(model),
         attention=getattr(config, "_attn_implementation", None),
         training=training,
     )
+
+
+def plain_attributes(model: nn.Module) -> dict[str, Any]:
+    """Numbers and strings set on the module itself, which code around it may read (``spatial_merge_size``)."""
+    return {
+        name: value
+        for name, value in vars(model).items()
+        if isinstance(value, (bool, int, float, str)) and not name.startswith("_") and name != "training"
+    }
 
 
 def _plain(config: Any) -> Any:
@@ -131,4 +142,14 @@ def _tie_flag(cls: type) -> bool | None:
     return None
 
 
-__all__ = ["captures", "collectors", "context", "default_of", "dynamic_dims", "example_inputs", "model_info", "prologue"]
+__all__ = [
+    "captures",
+    "collectors",
+    "context",
+    "default_of",
+    "dynamic_dims",
+    "example_inputs",
+    "model_info",
+    "plain_attributes",
+    "prologue",
+]

@@ -1,0 +1,228 @@
+"""Run passes one after another: find, rewrite, check, record. The program given is never changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from layergraph.errors import InputError, InputTypeError, LayerGraphError, NotFoundError, RefusedError
+from layergraph.ir.edit import Edit
+from layergraph.ir.program import Original, PassRecord, Program
+from layergraph.passes.base import Findings, Pass
+from layergraph.passes.registry import find_pass, make_pass
+
+Check = Callable[[Program, Program, Pass], Mapping[str, float]]
+"""Given the program before and after a pass, and the pass: the largest relative error by output; raises if broken."""
+Progress = Callable[[str], None]
+
+
+def resolve(passes: Sequence[Any]) -> list[Pass]:
+    """Objects as they are, names as passes with default options.
+
+    Raises:
+        InputTypeError: neither a pass nor a name. NotFoundError: an unknown name.
+    """
+    if isinstance(passes, (str, Pass)) or not isinstance(passes, Sequence):
+        raise InputTypeError("passes is not a list", found=repr(passes)[:80], do="write passes=[...]")
+    resolved = []
+    for item in passes:
+        if isinstance(item, str):
+            resolved.append(find_pass(item)())
+        elif isinstance(item, Pass):
+            resolved.append(item)
+        elif isinstance(item, type) and issubclass(item, Pass):
+            raise InputTypeError(f"{item.__name__} is a class", do=f"write {item.__name__}(...), with its options")
+        else:
+            raise InputTypeError(
+                "not a pass",
+                expected="a layergraph.Pass object or the name of one",
+                found=f"{type(item).__name__}: {item!r}"[:80],
+                do="derive from layergraph.Pass",
+            )
+    return resolved
+
+
+def run(
+    program: Program,
+    passes: Sequence[Pass],
+    *,
+    check: Check | None = None,
+    strict: bool = False,
+    keep_weights: bool = False,
+    progress: Progress | None = None,
+) -> Program:
+    """The program after all passes, in order.
+
+    Args:
+        check: called after each pass that changed something.
+        strict: raise on a refusal, or where a pass finds nothing.
+        keep_weights: keep weights that passes drop, so that every pass can be removed again.
+
+    Raises:
+        LayerGraphError: whatever a pass raises, with the pass and those before it named.
+        RefusedError: see ``strict``.
+    """
+    say = progress or (lambda text: None)
+    current = program
+    for item in passes:
+        ran = [record.label for record in current.history]
+        label = _label(item, current)
+        say(f"{label}: looking for sites")
+        try:
+            _check_order(item, current)
+            current = _run_one(current, item, label, check, strict, keep_weights, say)
+        except LayerGraphError as error:
+            error.pass_name = error.pass_name or label
+            error.ran = error.ran or tuple(ran)
+            raise
+    return current
+
+
+def _run_one(
+    program: Program,
+    item: Pass,
+    label: str,
+    check: Check | None,
+    strict: bool,
+    keep_weights: bool,
+    say: Progress,
+) -> Program:
+    found: dict[str, Findings] = {name: item.find(program, name) for name in program}
+    if strict:
+        _refuse(found, label)
+    after = program
+    counts: dict[str, dict[str, int]] = {}
+    for name, findings in found.items():
+        n_before = len(after[name].nodes)
+        if findings.sites:
+            say(f"{label}: rewriting {len(findings.sites)} sites")
+            with Edit(after, name, made_by=label) as edit:
+                for site in findings.sites:
+                    item.rewrite(site, edit)
+                after = edit.finish()
+        made = sum(1 for node in after[name].provenance.values() if node.made_by == label)
+        n_after = len(after[name].nodes)
+        counts[name] = {"sites": len(findings.sites), "added": made, "removed": n_before + made - n_after}
+    if after is program:
+        record = _record(item, label, found, counts, {}, program, after)
+        return program.evolve(history=(*program.history, record))
+    if program.original is None:
+        after = after.evolve(original=Original.of(program, keep_weights=keep_weights))
+    say(f"{label}: checking")
+    errors = check(program, after, item) if check is not None else {}
+    record = _record(item, label, found, counts, errors, program, after)
+    return after.evolve(history=(*program.history, record))
+
+
+def _record(
+    item: Pass,
+    label: str,
+    found: Mapping[str, Findings],
+    counts: Mapping[str, Mapping[str, int]],
+    errors: Mapping[str, float],
+    before: Program,
+    after: Program,
+) -> PassRecord:
+    refusals = {
+        (refusal.path, refusal.code, f"expected {refusal.expected}, found {refusal.found}"): None
+        for findings in found.values()
+        for refusal in findings.refusals
+    }
+    notes = {note: None for findings in found.values() for note in findings.notes}
+    outputs = [name for unit in after.graphs.values() for name in unit.interface.outputs]
+    old = {name for unit in before.graphs.values() for name in unit.interface.outputs}
+    return PassRecord(
+        label=label,
+        name=item.pass_name,
+        options=item.resolved_options(next(iter(found.values()))),
+        promise=item.promises(),
+        graphs=counts,
+        sites=tuple(dict.fromkeys(str(site) for findings in found.values() for site in findings.sites)),
+        notes=tuple(notes),
+        refusals=tuple(refusals),
+        errors=dict(errors),
+        outputs=tuple(name for name in dict.fromkeys(outputs) if name not in old),
+        sizes={
+            "parameters": (before.n_parameters, after.n_parameters),
+            "bytes": (before.parameter_bytes, after.parameter_bytes),
+        },
+    )
+
+
+def _label(item: Pass, program: Program) -> str:
+    used = Counter(record.name for record in program.history)[item.pass_name]
+    return item.pass_name if not used else f"{item.pass_name}#{used + 1}"
+
+
+def _check_order(item: Pass, program: Program) -> None:
+    for record in program.history:
+        if item.pass_name in find_pass(record.name).after:
+            raise InputError(
+                f"{item.pass_name} must run before {record.name}",
+                pass_name=item.pass_name,
+                do="change the order of passes",
+            )
+
+
+def _refuse(found: Mapping[str, Findings], label: str) -> None:
+    for findings in found.values():
+        for refusal in findings.refusals:
+            raise RefusedError(
+                f"{label} left {refusal.path or 'the model'} as it is",
+                pass_name=label,
+                path=refusal.path,
+                expected=refusal.expected,
+                found=f"{refusal.found}   {refusal.code}",
+                do="nothing if that is meant; strict=False keeps the rest",
+            )
+    if not any(findings.sites for findings in found.values()):
+        raise RefusedError(f"{label} found nothing to do", pass_name=label, do="drop the pass, or strict=False")
+
+
+def remove(program: Program, what: Pass | str, **options: Any) -> Program:
+    """The program without one of its passes, given the object, its label or its name (the last of that name).
+
+    An additive pass only loses its outputs; otherwise the passes that remain run again on the original graph.
+
+    Raises:
+        NotFoundError: no such pass ran. InputError: dropped weights would be needed.
+    """
+    position = _position(program, what)
+    record = program.history[position]
+    rest = [*program.history[:position], *program.history[position + 1 :]]
+    if record.promise == "additive":
+        return _without_outputs(program, record, rest)
+    return run(program.source, [make_pass(item.name, dict(item.options)) for item in rest], **options)
+
+
+def _without_outputs(program: Program, record: PassRecord, rest: list[PassRecord]) -> Program:
+    after = program
+    for name, unit in program.graphs.items():
+        gone = [output for output in record.outputs if output in unit.interface.outputs]
+        if gone:
+            edit = Edit(after, name, made_by=f"remove {record.label}")
+            for output in gone:
+                edit.remove_output(output)
+            after = edit.finish()
+    changed = any(any(count["sites"] for count in item.graphs.values()) for item in rest)
+    return after.evolve(history=tuple(rest), original=after.original if changed else None)
+
+
+def _position(program: Program, what: Pass | str) -> int:
+    for position in reversed(range(len(program.history))):
+        record = program.history[position]
+        if isinstance(what, Pass):
+            if record.name == what.pass_name and dict(record.options) == what.options():
+                return position
+        elif what in (record.label, record.name):
+            return position
+    wanted = what if isinstance(what, str) else what.describe()
+    raise NotFoundError(
+        f"no pass {wanted!r} ran on this program",
+        expected=", ".join(record.label for record in program.history) or "none ran",
+        do="use a label from program.report()",
+    )
+
+
+__all__ = ["Check", "remove", "resolve", "run"]

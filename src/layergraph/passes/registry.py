@@ -1,0 +1,61 @@
+"""Passes by name, for strings in ``passes=[...]``, the command line, and programs that are loaded again."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from layergraph.errors import InputError, NotFoundError
+from layergraph.passes.base import Pass
+from layergraph.passes.fuse_patch_embed import FusePatchEmbed
+from layergraph.passes.tap_outputs import TapOutputs
+
+_PASSES: dict[str, type[Pass]] = {}
+
+
+def register_pass(cls: type[Pass]) -> type[Pass]:
+    """Make a pass known by its name; usable as a class decorator.
+
+    Raises:
+        InputError: it has no name, or another class has it.
+    """
+    if not cls.pass_name:
+        raise InputError(f"{cls.__name__} has no pass_name", do='give it one: pass_name: ClassVar[str] = "my-pass"')
+    other = _PASSES.get(cls.pass_name, cls)
+    if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise InputError(f"a pass named {cls.pass_name!r} exists already", found=other.__qualname__, do="rename it")
+    _PASSES[cls.pass_name] = cls
+    return cls
+
+
+def pass_names() -> tuple[str, ...]:
+    """Names of all registered passes."""
+    return tuple(_PASSES)
+
+
+def find_pass(name: str) -> type[Pass]:
+    """The pass of that name.
+
+    Raises:
+        NotFoundError: there is none; names the nearest.
+    """
+    if name not in _PASSES:
+        near = difflib.get_close_matches(name, _PASSES, n=1)
+        raise NotFoundError(
+            f"no pass named {name!r}",
+            expected=", ".join(_PASSES),
+            found=f"did you mean {near[0]!r}?" if near else None,
+            do="use one of these names, or pass the object",
+        )
+    return _PASSES[name]
+
+
+def make_pass(name: str, options: dict[str, Any]) -> Pass:
+    """A pass from its name and saved options."""
+    return find_pass(name).from_options(dict(options))
+
+
+for _cls in (TapOutputs, FusePatchEmbed):
+    register_pass(_cls)
+
+__all__ = ["find_pass", "make_pass", "pass_names", "register_pass"]

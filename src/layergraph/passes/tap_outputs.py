@@ -1,0 +1,354 @@
+"""tap-outputs: intermediate values become named outputs of the graph."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from layergraph.errors import InputError, InputTypeError, NotFoundError, OutOfRangeError
+from layergraph.ir.edit import Edit
+from layergraph.ir.layers import module_path
+from layergraph.ir.program import GraphUnit, Program
+from layergraph.passes.base import Findings, Pass, Promise, Refusal, Site, freeze
+from layergraph.passes.tap_targets import Recorded, find_calls, find_ops, record, registry_keys
+
+ATEN = torch.ops.aten
+_REDUCTIONS = ("last", "mean", "norm")
+
+
+@dataclass(frozen=True)
+class _Target:
+    """One value to return: node, flat output name, place in the return value."""
+
+    node: str
+    name: str
+    place: tuple[str | int, ...]
+    length: int
+    path: str
+
+
+@dataclass(frozen=True)
+class TapOutputs(Pass):
+    """Return intermediate values, chosen after the trace, without hooks.
+
+    Before::
+
+        out  logits: f32[batch,sequence,512] = ^linear_14
+
+    After ``TapOutputs("hidden_states", entries=[1])``::
+
+        out  logits: f32[batch,sequence,512] = ^linear_14
+        out  hidden_states.1: f32[batch,sequence,64] = ^add_9
+
+    Nothing is computed twice and no node is added, unless a reduction or a cast is asked for. Taps are named as the
+    model's own return value names them (``out.hidden_states[1]``), or by module path (``out["model.layers.3.mlp"]``).
+
+    Left alone, with the reason in the report:
+
+    * R1: a recorded module returned None there (for keys other than hidden_states, as transformers skips it);
+    * R2: the value is not used by anything in the graph, so the trace does not hold it;
+    * R3: the graph returns it already under that name.
+
+    Args:
+        what: a key of the model's ``_can_record_outputs`` (``"hidden_states"``), a module path, a glob
+            (``"model.layers.*.mlp"``; ``**`` crosses dots), a compiled regex or ``"re:..."``, a module class or class
+            name, an op as ``"model.layers.0::softmax#0"``, a node as ``"%add_9"`` (or several), or a predicate on
+            nodes (a saved program holds the nodes it chose).
+        entries: which entries of the key's tuple, counted as transformers counts them (entry 0 of hidden_states is
+            what enters the first block); negatives from the end; True or None is all, False none.
+        layers: which blocks instead, meaning what each returns itself (before a final norm).
+        index: which output of a module, or which input for ``at="input"``; negatives from the end.
+        at: ``"output"`` or ``"input"`` of the module.
+        reduce: ``"last"`` (the last token), ``"mean"`` (over tokens), ``"norm"`` (L2 over features) or
+            ``("topk", k)`` (values and indices over features), computed in the graph.
+        dtype: cast the tap (``torch.float16`` or ``"float16"``).
+        only: return nothing but taps; everything behind the last one goes, weights included.
+        name: return path taps as one tuple of that name.
+    """
+
+    pass_name: ClassVar[str] = "tap-outputs"
+    promise: ClassVar[Promise] = "additive"
+
+    what: Any = "hidden_states"
+    entries: Any = None
+    layers: Any = None
+    index: int | None = None
+    at: str = "output"
+    reduce: Any = None
+    dtype: Any = None
+    only: bool = False
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("entries", "layers", "reduce"):
+            object.__setattr__(self, field, freeze(getattr(self, field)))
+        if isinstance(self.dtype, torch.dtype):
+            object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
+        if isinstance(self.what, str) and self.what.startswith("re:"):
+            object.__setattr__(self, "what", re.compile(self.what[3:]))
+        _check_options(self)
+
+    def promises(self) -> Promise:
+        return "defined" if self.only else "additive"
+
+    def reference(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        """``only=True``: what was returned before is gone; what taps return is checked against module calls."""
+        return {}
+
+    def options(self) -> dict[str, Any]:
+        options = super().options()
+        if isinstance(self.what, re.Pattern):
+            options["what"] = f"re:{self.what.pattern}"
+        elif isinstance(self.what, type):
+            options["what"] = f"{self.what.__module__}:{self.what.__qualname__}"
+        return options
+
+    def resolved_options(self, findings: Findings) -> dict[str, Any]:
+        options = self.options()
+        if callable(self.what) and not isinstance(self.what, type):
+            chosen = [f"%{site.nodes[0]}" for site in findings.sites if site.nodes]
+            options["what"] = list(dict.fromkeys(chosen))
+        return options
+
+    def find(self, program: Program, graph: str) -> Findings:
+        unit = program[graph]
+        refusals: list[Refusal] = []
+        if isinstance(self.what, str) and self.what in registry_keys(program.model):
+            targets = list(self._from_registry(program, unit, refusals))
+        else:
+            targets = list(self._from_graph(program, unit, refusals))
+        sites = []
+        for target in targets:
+            if target.name in unit.interface.outputs and not self.only:
+                found = f"{target.name} is returned already"
+                refusals.append(Refusal(target.path, "R3", "an output of a new name", found))
+                continue
+            sites.append(Site(target.path, (target.node,), f"returned as {target.name}", target))
+        if self.only and sites:
+            sites.append(Site("(outputs)", (), "everything but taps goes", tuple(site.data.name for site in sites)))
+        return Findings(tuple(sites), tuple(refusals))
+
+    def rewrite(self, site: Site, edit: Edit) -> None:
+        if isinstance(site.data, tuple):
+            _keep_only(site.data, edit)
+            return
+        target: _Target = site.data
+        for suffix, node in self._reduced(edit.node(target.node), edit):
+            if target.name + suffix not in edit.output_names:
+                place = (target.name + suffix,) if suffix else target.place
+                edit.add_output(target.name + suffix, node, place, target.length)
+
+    # Choosing -----------------------------------------------------------------------------------------------------
+
+    def _from_registry(self, program: Program, unit: GraphUnit, refusals: list[Refusal]) -> Iterator[_Target]:
+        tuples = record(unit, program.model, self.what)
+        if not any(item.key == self.what and item.entries for item in tuples):
+            _explain_nothing(self.what, tuples, program)
+        for item in tuples:
+            count = len(item.entries)
+            if item.n_none:
+                refusals.append(Refusal(item.collector, "R1", "a tensor", f"None from {item.n_none} modules"))
+            main = item.key == self.what
+            for position in self._selected(item, count) if main else range(count):
+                entry = item.entries[position]
+                node = entry.own if self.layers is not None else entry.node
+                if self.at == "input" and not entry.is_initial:
+                    node = unit.layers.by_path[entry.path][0].first_input
+                if node is None:
+                    refusals.append(Refusal(entry.path, "R2", "a value that the graph uses", "one that nothing uses"))
+                    continue
+                name = ".".join([*item.field, str(position)])
+                yield _Target(node, name, (*item.field, position), count, entry.path)
+
+    def _selected(self, item: Recorded, count: int) -> list[int]:
+        """Positions in the tuple, in order."""
+        if self.layers is not None:
+            blocks = [position for position, entry in enumerate(item.entries) if not entry.is_initial]
+            return [blocks[index] for index in _indices(self.layers, len(blocks), "layers")]
+        return _indices(self.entries, count, "entries")
+
+    def _from_graph(self, program: Program, unit: GraphUnit, refusals: list[Refusal]) -> Iterator[_Target]:
+        found = list(self._candidates(program, unit, refusals))
+        subset, option = (self.entries, "entries") if self.layers is None else (self.layers, "layers")
+        chosen = [found[index] for index in _indices(subset, len(found), option)] if found else []
+        for position, (path, name, node) in enumerate(chosen):
+            if self.name is not None:
+                yield _Target(node, f"{self.name}.{position}", (self.name, position), len(chosen), path)
+            else:
+                yield _Target(node, name, (name,), 0, path)
+
+    def _candidates(self, program: Program, unit: GraphUnit, refusals: list[Refusal]) -> Iterator[tuple[str, str, str]]:
+        what = self.what
+        if isinstance(what, tuple) or (isinstance(what, str) and what.startswith("%")):
+            for name in (what,) if isinstance(what, str) else what:
+                yield from _node_targets([_node_named(unit, name.lstrip("%"))])
+        elif isinstance(what, str) and "::" in what:
+            nodes = find_ops(unit, what)
+            yield from _node_targets(nodes or _nothing(what, program, unit))
+        elif callable(what) and not isinstance(what, type):
+            nodes = [node for node in unit.graph.nodes if node.op == "call_function" and what(node)]
+            yield from _node_targets(nodes or _nothing("the predicate", program, unit))
+        else:
+            calls = find_calls(unit.layers, what) or _nothing(what, program, unit)
+            for call in calls:
+                node = _call_value(call, self.at, self.index)
+                if node is None:
+                    found = "None, or one that nothing uses"
+                    refusals.append(Refusal(call.path, "R2", "a value that the graph uses", found))
+                    continue
+                name = call.path + (f"#{call.occurrence}" if call.occurrence else "")
+                yield call.path, name + (".input" if self.at == "input" else ""), node
+
+    def _reduced(self, node: torch.fx.Node, edit: Edit) -> Iterator[tuple[str, torch.fx.Node]]:
+        """The value as asked for: reduced, then cast."""
+        results = [("", node)]
+        if self.reduce == "last":
+            results = [("", edit.call(ATEN.select.int, node, _token_dim(node), -1, after=node))]
+        elif self.reduce == "mean":
+            results = [("", edit.call(ATEN.mean.dim, node, [_token_dim(node)], after=node))]
+        elif self.reduce == "norm":
+            results = [("", edit.call(ATEN.linalg_vector_norm.default, node, 2, [-1], after=node))]
+        elif self.reduce is not None:
+            pair = edit.call(ATEN.topk.default, node, self.reduce[1], -1, after=node)
+            values = edit.call(operator.getitem, pair, 0, after=pair)
+            results = [(".values", values), (".indices", edit.call(operator.getitem, pair, 1, after=values))]
+        for suffix, result in results:
+            if self.dtype is not None and suffix != ".indices":
+                result = edit.call(ATEN.to.dtype, result, getattr(torch, self.dtype), after=result)
+            yield suffix, result
+
+
+def _check_options(options: TapOutputs) -> None:
+    def fail(text: str, expected: str, found: Any, kind: type[InputError] | type[InputTypeError] = InputError) -> None:
+        raise kind(text, pass_name="tap-outputs", expected=expected, found=repr(found), do="change that option")
+
+    what = options.what
+    if not (isinstance(what, (str, type, re.Pattern, tuple, list)) or callable(what)):
+        fail("what is not something to tap", "a key, path, class, op, node or predicate", what, InputTypeError)
+    if isinstance(what, list):
+        object.__setattr__(options, "what", tuple(what))
+    for name in ("entries", "layers"):
+        value = getattr(options, name)
+        items = value if isinstance(value, (tuple, set, frozenset)) else (value,)
+        if not all(item is None or isinstance(item, int) for item in items):
+            fail(f"{name} is not a selection", "a bool, an int, or a list, tuple or set of ints", value, InputTypeError)
+        if isinstance(value, (tuple, set, frozenset)):
+            if not value:
+                fail(f"{name} selects nothing", "at least one index (None or True for all)", value)
+            if any(isinstance(item, bool) for item in value):
+                fail(f"{name} mixes bools into a list", "ints", value, InputTypeError)
+    if options.entries is not None and options.layers is not None:
+        fail("entries and layers are two ways to say the same", "one of them", (options.entries, options.layers))
+    if options.at not in ("output", "input"):
+        fail("at is neither end of a module", "'output' or 'input'", options.at)
+    reduce = options.reduce
+    is_topk = isinstance(reduce, tuple) and len(reduce) == 2 and reduce[0] == "topk" and isinstance(reduce[1], int)
+    if reduce is not None and reduce not in _REDUCTIONS and not is_topk:
+        fail("unknown reduction", ", ".join(map(repr, _REDUCTIONS)) + " or ('topk', k)", reduce)
+    if options.dtype is not None and not isinstance(getattr(torch, str(options.dtype), None), torch.dtype):
+        fail("unknown dtype", "a torch dtype such as torch.float16", options.dtype)
+
+
+def _indices(selection: Any, count: int, option: str) -> list[int]:
+    """A selection as positions in order; out of range is an error that names the range."""
+    if selection is None or selection is True:
+        return list(range(count))
+    if selection is False:
+        return []
+    chosen = set()
+    for index in (selection,) if isinstance(selection, int) else selection:
+        if not -count <= index < count:
+            raise OutOfRangeError(
+                f"{option} has {index}, which is out of range",
+                pass_name="tap-outputs",
+                expected=f"{-count} to {count - 1}" if count else "nothing: there is no entry",
+                found=str(index),
+                do=f"choose among the {count} there are",
+            )
+        chosen.add(index % count)
+    return sorted(chosen)
+
+
+def _explain_nothing(key: str, tuples: list[Recorded], program: Program) -> None:
+    if any(item.key == key and item.n_none for item in tuples):
+        attention = program.model.attention
+        raise InputError(
+            f"no {key} to tap: the recorded modules return None there",
+            pass_name="tap-outputs",
+            expected="attention weights" if "attention" in key else "tensors",
+            found=f"traced with {attention} attention, which does not compute weights" if attention else "None",
+            do='load the model with attn_implementation="eager" and trace again',
+        )
+    raise NotFoundError(
+        f"the model records {key!r}, but no module of the traced graph matches",
+        pass_name="tap-outputs",
+        do="tap a module path instead; program.print() shows them",
+    )
+
+
+def _nothing(what: Any, program: Program, unit: GraphUnit) -> list[Any]:
+    text = getattr(what, "pattern", getattr(what, "__qualname__", what))
+    near = difflib.get_close_matches(str(text), [*registry_keys(program.model), *unit.layers.by_path], n=3, cutoff=0.5)
+    keys = ", ".join(registry_keys(program.model)) or "none"
+    raise NotFoundError(
+        f"{text!r} matches nothing to tap",
+        pass_name="tap-outputs",
+        expected=f"a key the model records ({keys}), a module path, glob, regex or class",
+        found=f"nearest: {', '.join(near)}" if near else None,
+        do="program.print() shows the module paths",
+    )
+
+
+def _node_named(unit: GraphUnit, name: str) -> torch.fx.Node:
+    if name not in unit.nodes:
+        raise NotFoundError(f"no node %{name}", pass_name="tap-outputs", do="program.print() shows the nodes")
+    return unit.nodes[name]
+
+
+def _node_targets(nodes: list[torch.fx.Node]) -> Iterator[tuple[str, str, str]]:
+    for node in nodes:
+        yield module_path(node), f"%{node.name}", node.name
+
+
+def _call_value(call: Any, at: str, index: int | None) -> str | None:
+    """Node of the chosen input or output of a module call."""
+    count = len(call.inputs) if at == "input" else call.n_outputs
+    position = 0 if index is None else index
+    if at == "output" and call.returns == "tensor":
+        return call.output()
+    if count == 0:
+        return None
+    if not -count <= position < count:
+        raise OutOfRangeError(
+            f"index {position} is out of range",
+            pass_name="tap-outputs",
+            path=call.path,
+            expected=f"{-count} to {count - 1}",
+            do="choose another index",
+        )
+    return call.inputs[position][1] if at == "input" else call.output(position)
+
+
+def _token_dim(node: torch.fx.Node) -> int:
+    """Tokens are the dimension before features: 1 in [B, S, D], 0 in [N, D]."""
+    rank = node.meta["val"].dim()
+    if rank < 2:
+        raise InputError("a reduction over tokens needs two dimensions", pass_name="tap-outputs", node=node.name)
+    return rank - 2
+
+
+def _keep_only(taps: tuple[str, ...], edit: Edit) -> None:
+    for name in list(edit.output_names):
+        if not any(name == tap or name.startswith(f"{tap}.") for tap in taps):
+            edit.remove_output(name)
+
+
+Predicate = Callable[[torch.fx.Node], bool]
+
+__all__ = ["Predicate", "TapOutputs"]

@@ -1,0 +1,204 @@
+"""The public Program: called like the model, rewritten by passes, printed, saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch.export import ExportedProgram
+
+from layergraph.errors import InputError
+from layergraph.ir import folder as folders
+from layergraph.ir import printing
+from layergraph.ir.execute import run_graph
+from layergraph.ir.interface import fill_template
+from layergraph.ir.program import Program as GraphProgram
+from layergraph.passes import pipeline
+from layergraph.passes.base import Pass
+from layergraph.program_module import ProgramModule
+from layergraph.progress import Progress, progress_line
+from layergraph.report import Report
+from layergraph.trace.prologue import Prologue
+from layergraph.verification import checker
+
+# What callers of Hugging Face models pass that changes nothing in a graph traced without it.
+_FLAGS = ("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_router_logits")
+
+
+class Program:
+    """A traced model. A value: :meth:`apply` and :meth:`remove` give new programs, this one stays valid.
+
+    Made by :func:`layergraph.trace`, :func:`layergraph.optimize` or :func:`layergraph.load`. Safe to call from many
+    threads at once.
+    """
+
+    def __init__(self, graphs: GraphProgram) -> None:
+        self.ir = graphs
+
+    # Running ------------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model's forward returns for the same arguments: its own output class, taps in its fields.
+
+        Raises:
+            InputError, InputTypeError: an argument is unknown, missing, or of another rank, dtype or size than traced.
+        """
+        unit = self.ir.forward
+        return_dict = kwargs.pop("return_dict", None)
+        tensors = unit.interface.check(self._prepare(self._bind(args, kwargs)))
+        with nullcontext() if self.ir.model.training else torch.no_grad():
+            outputs = run_graph(unit, tensors)
+        result = fill_template(unit.interface.template, outputs)
+        return result.to_tuple() if return_dict is False and hasattr(result, "to_tuple") else result
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        names = self.ir.forward.interface.arguments
+        if len(args) > len(names):
+            raise InputError(
+                f"{len(args)} positional arguments given", expected=f"at most {len(names)}: {', '.join(names)}"
+            )
+        given = dict(zip(names, args, strict=False))
+        twice = [name for name in kwargs if name in given]
+        if twice:
+            raise InputError(f"argument {twice[0]!r} is given twice", do="give it once")
+        return {**given, **kwargs}
+
+    def _prepare(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Drop what is part of the graph already, run the prologue, cast as the model would."""
+        interface = self.ir.forward.interface
+        names = set(interface.input_names)
+        if interface.prologue is not None:
+            prepared = Prologue.from_dict(interface.prologue)(given)
+            # What the prologue adds beyond the graph's inputs is not needed; what it read is used up.
+            given = {name: value for name, value in prepared.items() if name in names or name in given}
+        kept = {}
+        for name, value in given.items():
+            if name in names or not self._is_settled(name, value):
+                kept[name] = value
+        if self.ir.model.config is not None:
+            wanted = {item.name: getattr(torch, item.dtype) for item in interface.inputs}
+            for name, value in kept.items():
+                # Hugging Face models cast pixels and embeddings to their own dtype; ids stay as they are.
+                is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+                if is_float and name in wanted and wanted[name].is_floating_point:
+                    kept[name] = value.to(wanted[name])
+        return kept
+
+    def _is_settled(self, name: str, value: Any) -> bool:
+        """Whether an argument that is no input says only what the graph does anyway."""
+        interface = self.ir.forward.interface
+        if value is None or (name in interface.baked and interface.baked[name] == value):
+            return True
+        if name in _FLAGS:
+            key = name.removeprefix("output_")
+            if not value or name == "return_dict" or any(out.split(".")[0] == key for out in interface.outputs):
+                return True
+            do = f'program.apply(layergraph.TapOutputs("{key}"))' if name.startswith("output_") else "leave it out"
+            raise InputError(f"{name}={value!r} is not part of this graph", expected=f"{name}=False", do=do)
+        if name in interface.baked:
+            raise InputError(
+                f"{name} was {interface.baked[name]!r} when the model was traced, and is part of the graph",
+                found=f"{name}={value!r}",
+                do=f"trace again with {name}={value!r} among the example inputs",
+            )
+        return False
+
+    # Rewriting ----------------------------------------------------------------------------------------------------
+
+    def apply(
+        self, item: Pass | str, *, verify: bool = False, strict: bool = False, progress: Progress = None
+    ) -> Program:
+        """A new program with one more pass run on it; see :func:`layergraph.optimize` for the options."""
+        with progress_line(progress) as say:
+            after = pipeline.run(
+                self.ir,
+                pipeline.resolve([item]),
+                check=checker(verify),
+                strict=strict,
+                keep_weights=verify,
+                progress=say,
+            )
+        return Program(after)
+
+    def remove(self, item: Pass | str, *, progress: Progress = None) -> Program:
+        """A new program without one of its passes: the object, its label in :meth:`report`, or its name.
+
+        Raises:
+            NotFoundError: no such pass ran. InputError: it needs weights that a pass dropped.
+        """
+        with progress_line(progress) as say:
+            return Program(pipeline.remove(self.ir, item, check=checker(False), progress=say))
+
+    # Looking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def exported(self) -> ExportedProgram:
+        """The graph named ``forward``: keyword tensors in, a dict of tensors out."""
+        return self.ir.forward.exported
+
+    @property
+    def programs(self) -> Mapping[str, ExportedProgram]:
+        """All graphs by name; one state dict serves them."""
+        return {name: unit.exported for name, unit in self.ir.graphs.items()}
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of graphs and signatures: the same in every process, blind to names of temporaries and to weights."""
+        return self.ir.fingerprint
+
+    def print(self, graph: str = "forward", *, file: IO[str] | None = None) -> None:
+        """Print the graph by layer; layers that compute the same are printed once."""
+        print(printing.listing(self.ir, graph), file=file)
+
+    def diff(self, other: Program, graph: str = "forward") -> str:
+        """What changed from this program to ``other``, by layer."""
+        return printing.diff(self.ir, other.ir, graph)
+
+    def explain(self, what: str, graph: str = "forward") -> str:
+        """Which pass made a node and from what, or what a module (by path) is made of."""
+        return printing.explain(self.ir, what, graph)
+
+    def report(self) -> Report:
+        """What each pass did, sizes before and after. Print it, or take ``as_dict()``."""
+        return Report.of(self.ir)
+
+    def __str__(self) -> str:
+        return printing.listing(self.ir)
+
+    def __repr__(self) -> str:
+        passes = ", ".join(record.label for record in self.ir.history) or "no passes"
+        return f"<layergraph.Program {self.ir.model.cls.rpartition(':')[2]}: {passes}, {self.fingerprint[:12]}>"
+
+    # Weights ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self, layout: str = "original") -> dict[str, torch.Tensor]:
+        """Parameters and persistent buffers: named and shaped as the model's (``original``), or as the graph's.
+
+        Raises:
+            InputError: an unknown layout.
+        """
+        if layout not in folders.LAYOUTS:
+            raise InputError(f"unknown layout {layout!r}", expected=" or ".join(folders.LAYOUTS))
+        state = self.ir.state_dict
+        return dict(state) if layout == "graph" else self.ir.weights.to_original(state)
+
+    def as_module(self) -> ProgramModule:
+        """An ``nn.Module`` that can stand where the traced module stood."""
+        return ProgramModule(self)
+
+    def save(self, folder: str | Path, layout: str = "original", *, progress: Progress = None) -> Path:
+        """Write graph, weights and manifest; an older program in that folder is replaced in one step.
+
+        In the original layout the folder is a checkpoint of the model's own kind as well.
+
+        Raises:
+            StorageError: the folder is a file or the disk is full; what was there before is still there.
+        """
+        with progress_line(progress) as say:
+            return folders.save(self.ir, folder, layout=layout, progress=say)
+
+
+__all__ = ["Program"]
