@@ -50,7 +50,11 @@ FAMILIES: dict[str, Family] = {
     "vivit": Family({"base": "AutoModel"}, {"tubelet_size": [2, 8, 8]}),
     "vjepa2": Family({"base": "AutoModel"}, {"pred_num_attention_heads": 4, "pred_hidden_size": 64}),
     "videoprism": Family(_tower("VideoPrismVisionModel"), {"vision_config": {"tubelet_size": [1, 8, 8]}}),
-    "emu3": Family(_tower("Emu3VQVAE", "vq_config")),
+    # Its VQ-VAE has no forward, only encode and decode: this is the module that encodes
+    "emu3": Family(
+        _tower("Emu3VQVAEEncoder", "vq_config"),
+        {"vq_config": {"base_channels": 32, "channel_multiplier": [1, 2], "num_res_blocks": 1, "attn_resolutions": [1]}},
+    ),
     # packed patches and grids
     "qwen2_vl": Family(_tower("Qwen2VisionTransformerPretrainedModel", vlm=_VLM)),
     "qwen2_5_vl": Family(_tower("Qwen2_5_VisionTransformerPretrainedModel", vlm=_VLM)),
@@ -60,13 +64,13 @@ FAMILIES: dict[str, Family] = {
     "qwen3_omni_moe": Family(_tower("Qwen3OmniMoeVisionEncoder", "thinker_config.vision_config")),
     "qwen3_5": Family(_tower("Qwen3_5VisionModel", vlm=_VLM)),
     "qwen3_5_moe": Family(_tower("Qwen3_5MoeVisionModel", vlm=_VLM)),
-    "qwen4_exp": Family(_tower("Qwen4ExpVisionModel", vlm=_VLM)),
+    "qwen4_exp": Family(_tower("Qwen4ExpVisionModel")),
     "glm4v": Family(_tower("Glm4vVisionModel", vlm=_VLM)),
     "glm4v_moe": Family(_tower("Glm4vMoeVisionModel", vlm=_VLM)),
     "glm5_next": Family(_tower("Glm5NextVisionModel", vlm=_VLM)),
     "glm_ocr": Family(_tower("GlmOcrVisionModel", vlm=_VLM)),
     "exaone4_5": Family(_tower("Exaone4_5_VisionModel", vlm=_VLM)),
-    "cohere_compass": Family(_tower("CohereCompassVisionModel", vlm=_VLM)),
+    "cohere_compass": Family(_tower("CohereCompassVisionModel")),
     "minimax_m3_vl": Family(_tower("MiniMaxM3VLVisionModel", vlm=_VLM)),
 }
 

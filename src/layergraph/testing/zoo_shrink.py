@@ -79,19 +79,19 @@ def _fields(config: Any, overrides: Mapping[str, Any], tokens: _Tokens) -> dict[
     nested = set(getattr(config, "sub_configs", {}) or {})
     for name in accepted:
         value = getattr(config, name, None)
-        if name in nested:
-            if value is not None and not isinstance(value, Mapping):
-                made[name] = _fields(value, overrides.get(name) or {}, tokens)
-        elif value is not None and not name.startswith("_"):
+        if name not in nested and value is not None and not name.startswith("_"):
             small = _small(name, value, config, n_layers, tokens)
             if small is not value:
                 made[name] = small
-    for name in nested - made.keys():
+    for name in nested:
         value = getattr(config, name, None)
         if value is not None and not isinstance(value, Mapping):
-            made[name] = _fields(value, overrides.get(name) or {}, tokens)
+            # As data, not as a config: some parents fill in fields of theirs. They read model_type to find its class.
+            made[name] = {"model_type": value.model_type} | _fields(value, overrides.get(name) or {}, tokens)
     if getattr(config, "rope_parameters", None):
         made["rope_parameters"] = _rope(config.rope_parameters, made)
+    if "pad_token_id" in accepted and "vocab_size" in accepted and getattr(config, "pad_token_id", None) is None:
+        made["pad_token_id"] = 0  # heads that pool the last token of a batch look for it
     return made | {name: value for name, value in overrides.items() if name not in nested}
 
 

@@ -5,6 +5,7 @@ Written against transformers 5.17 to 5.24. Its exporters apply about a hundred p
 a local counterpart.
 
 - chunked vision and audio attention: :func:`varlen_attention`, which also takes images of different size;
+- experts: :func:`traceable_experts`;
 - ``torch.nn.functional.scaled_dot_product_attention`` through the MATH backend: not wanted. It decomposes attention
   into matmuls in the graph, and the guard it avoids comes from batch sizes that depend on data;
 - sliding-window cache layers as full layers: programs here are uncached, and masks carry the window;
@@ -17,13 +18,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from layergraph.errors import NotSupportedError
 from layergraph.trace.attention import packed_attentions, varlen_attention
-
-# Loops over the experts that were hit, which depends on data; grouped_mm and batched_mm compute the same without.
-_TRACEABLE_EXPERTS = "batched_mm"
+from layergraph.trace.hf_experts import traceable_experts
+from layergraph.trace.inputs import PACKED_DIMS
 
 
 @contextmanager
@@ -35,19 +36,10 @@ def hf_trace_context(model: nn.Module) -> Iterator[None]:
     """
     with ExitStack() as stack:
         _refuse_kernels(model)
-        stack.enter_context(_experts(model))
+        stack.enter_context(traceable_experts(model))
+        stack.enter_context(_equal_sizes(model))
         stack.enter_context(varlen_attention(model))
         yield
-
-
-def _configs(model: nn.Module) -> dict[int, Any]:
-    """Every config object that a module holds, by identity."""
-    configs = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "_attn_implementation"):
-            configs[id(config)] = config
-    return configs
 
 
 def _refuse_kernels(model: nn.Module) -> None:
@@ -67,17 +59,29 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _experts(model: nn.Module) -> Iterator[None]:
-    changed = []
-    for config in _configs(model).values():
-        if getattr(config, "_experts_implementation", None) not in (None, "batched_mm", "grouped_mm"):
-            changed.append((config, config._experts_implementation_internal))
-            config._experts_implementation_internal = _TRACEABLE_EXPERTS
+def _equal_sizes(model: nn.Module) -> Iterator[None]:
+    """State, before the model runs, which sizes of a packed tower's inputs belong together.
+
+    Its code often mixes them without ever comparing, and torch would then carry independent symbols through the
+    graph: (patches // (patches // 4)) * windows, and so on.
+    """
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        sizes: dict[str, Any] = {}
+        for name, label in PACKED_DIMS.items():
+            if isinstance(kwargs.get(name), torch.Tensor) and kwargs[name].dim() <= 2:
+                size = kwargs[name].shape[0]
+                torch._check(sizes.setdefault(label, size) == size)
+        merge = getattr(model, "spatial_merge_size", None)
+        if isinstance(merge, int) and {"patches", "merged_patches"} <= sizes.keys():
+            torch._check(sizes["patches"] == sizes["merged_patches"] * merge**2)
+
+    handle = model.register_forward_pre_hook(hook, with_kwargs=True) if packed_attentions(model) else None
     try:
         yield
     finally:
-        for config, value in changed:
-            config._experts_implementation_internal = value
+        if handle is not None:
+            handle.remove()
 
 
 __all__ = ["hf_trace_context"]

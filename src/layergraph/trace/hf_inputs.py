@@ -159,7 +159,9 @@ def images_in_text(request: Request) -> dict[str, Any] | None:
     if not {"input_ids", "pixel_values", "image_grid_thw"} <= request.accepts:
         return None
     vision = request.config.vision_config
-    batch = request.size("batch")
+    batch = request.size("batch", request.size("images"))
+    if request.size("images", batch) != batch:
+        raise InputError("images and batch differ", do="ask for as many images as rows: each row holds one")
     grids = _grids(request, vision, batch)
     n_tokens = [int(grid.prod()) // _merge(request, vision) ** 2 for grid in grids]
     length = request.size("sequence", max(n_tokens) + 6)

@@ -36,7 +36,7 @@ _DIMS: dict[str, dict[int, dict[int, str]]] = {
     "input_features": {3: {0: "batch", 1: "length"}},
 }
 # Inputs of packed towers, the ones that a prologue derives included.
-_PACKED_DIMS: dict[str, str] = {
+PACKED_DIMS: dict[str, str] = {
     "hidden_states": "patches",
     "pixel_values": "patches",
     "grid_thw": "images",
@@ -94,8 +94,8 @@ def dynamic_dims(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, dict[
     for name, value in inputs.items():
         if not isinstance(value, torch.Tensor):
             continue
-        if packed and name in _PACKED_DIMS:
-            dims = {0: _PACKED_DIMS[name]}
+        if packed and name in PACKED_DIMS:
+            dims = {0: PACKED_DIMS[name]}
         else:
             dims = dict(_DIMS.get(name, {}).get(value.dim(), {}))
         fixed = Request(model, {}, 0).fixed_labels()
@@ -134,4 +134,4 @@ def _unknown(model: nn.Module, reason: str) -> TraceError:
     )
 
 
-__all__ = ["batch_like", "dynamic_dims", "make_example_inputs"]
+__all__ = ["PACKED_DIMS", "batch_like", "dynamic_dims", "make_example_inputs"]
