@@ -40,9 +40,10 @@ def segment_mask(cu_seqlens: torch.Tensor, n_tokens: int | torch.SymInt) -> torc
         cu_seqlens: (segments + 1,) integers from 0 to ``n_tokens``, ascending.
         n_tokens: length of the packed sequence.
     """
-    # Segment of token p = how many segments end at or before p. Comparisons and a sum: every backend has them.
+    # Segment of token p = how many boundaries, 0 included, lie at or before p. Comparisons and a sum: every backend
+    # has them. Without a slice of cu_seqlens no size is segments alone, which torch would fix where it is 1.
     position = torch.arange(n_tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
-    segment = (position[:, None] >= cu_seqlens[None, 1:]).sum(-1)
+    segment = (position[:, None] >= cu_seqlens[None, :]).sum(-1)
     return (segment[:, None] == segment[None, :])[None, None]
 
 

@@ -46,7 +46,7 @@ class Request:
 
     def size(self, label: str, default: int | None = None) -> int:
         self.used.add(label)
-        value = self._sizes.get(label, default if default is not None else _DEFAULTS[label])
+        value = self._sizes.get(label, _DEFAULTS.get(label, 0) if default is None else default)
         if value < 1:
             raise InputError(f"{label} of {value} is no size")
         return value

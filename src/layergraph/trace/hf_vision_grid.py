@@ -89,6 +89,10 @@ def run(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, torch.Tensor] = {}
     if "cu_seqlens" in params["derive"]:
         made["cu_seqlens"] = vision_cu_seqlens(grid, merge_temporal=params["merge_temporal"])
+        if params["keep_grid"]:
+            # glm4v broadcasts over segment lengths, and torch fixes a broadcast size of 1. An empty last segment
+            # keeps it above 1 where there is one image, and nothing lies in it.
+            made["cu_seqlens"] = torch.cat([made["cu_seqlens"], made["cu_seqlens"][-1:]])
     if "position_ids" in params["derive"]:
         made["position_ids"] = vision_position_ids(grid, merges, include_temporal=params["include_temporal"])
     if "window" in params["derive"]:
