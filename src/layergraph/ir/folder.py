@@ -105,11 +105,12 @@ def load(folder: str | Path, *, verify: str = "full", progress: Progress | None 
         say("reading weights")
         tensors: dict[str, torch.Tensor] = {}
         for part in manifest["weights"]:
-            tensors.update(safetensors_io.read(root / part["file"], part["sha256"] if verify == "full" else None))
+            path = _inside(root, part["file"])
+            tensors.update(safetensors_io.read(path, part["sha256"] if verify == "full" else None))
         held: dict[str, torch.Tensor] = {}
         if manifest["constants"]:
             part = manifest["constants"]
-            held = safetensors_io.read(root / part["file"], part["sha256"])
+            held = safetensors_io.read(_inside(root, part["file"]), part["sha256"])
         remaps = WeightMap.from_list(manifest["remaps"])
         state = remaps.to_rewritten(tensors) if manifest["layout"] == "original" else dict(tensors)
         say("reading graphs")
@@ -318,8 +319,16 @@ def _read_manifest(root: Path) -> dict[str, Any]:
 
 
 def _read_part(root: Path, file: str, sha256: str) -> bytes:
-    safetensors_io.check_hash(root / file, sha256)
-    return (root / file).read_bytes()
+    path = _inside(root, file)
+    safetensors_io.check_hash(path, sha256)
+    return path.read_bytes()
+
+
+def _inside(root: Path, file: str) -> Path:
+    """A part's path. Parts lie in the folder itself: a manifest that says otherwise is damaged, or worse."""
+    if Path(file).name != file:
+        raise FormatError(f"{MANIFEST} names a file outside of the folder", path=str(root), found=file)
+    return root / file
 
 
 @dataclass(frozen=True)

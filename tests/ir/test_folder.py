@@ -1,0 +1,319 @@
+"""Saving and loading: replaced in one step, nothing unpickled, every damaged file a named error (issue: item 6)."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import layergraph as lg
+from layergraph.errors import FormatError, InputError, LayerGraphError, MissingFileError, StorageError
+from layergraph.ir import folder as folders
+from layergraph.testing.zoo import tiny_model
+
+
+@pytest.fixture(scope="module")
+def model() -> torch.nn.Module:
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def program(model: torch.nn.Module) -> lg.Program:
+    return lg.optimize(model, passes=[lg.TapOutputs("hidden_states", entries=[1])])
+
+
+@pytest.fixture
+def saved(program: lg.Program, tmp_path: Path) -> Path:
+    return program.save(tmp_path / "saved")
+
+
+def ids(n: int = 9) -> torch.Tensor:
+    return torch.randint(0, 90, (2, n))
+
+
+def test_a_loaded_program_is_the_saved_one(program: lg.Program, saved: Path) -> None:
+    loaded = lg.load(saved)
+    assert loaded.fingerprint == program.fingerprint
+    assert str(loaded) == str(program)
+    tokens = ids()
+    assert torch.equal(loaded(tokens).logits, program(tokens).logits)
+    assert torch.equal(loaded(tokens).hidden_states[1], program(tokens).hidden_states[1])
+    assert loaded.report().as_dict() == program.report().as_dict()
+
+
+def test_a_tap_is_added_and_removed_on_a_loaded_program(model, program: lg.Program, saved: Path) -> None:
+    loaded = lg.load(saved)
+    assert loaded.remove("tap-outputs").fingerprint == lg.trace(model).fingerprint
+    more = loaded.apply(lg.TapOutputs("model.layers.0.mlp"))
+    tokens = ids()
+    assert more(tokens)["model.layers.0.mlp"].shape[:2] == tokens.shape
+    assert more.remove("tap-outputs#2").fingerprint == program.fingerprint
+
+
+def test_a_reversible_pass_is_removed_on_a_loaded_program(tmp_path: Path) -> None:
+    tower = tiny_model("qwen2_vl", "vision")
+    plain = lg.trace(tower)
+    fused = lg.optimize(plain, passes=["fuse-patch-embed"])
+    fused.save(tmp_path / "fused", "graph")
+    back = lg.load(tmp_path / "fused").remove("fuse-patch-embed")
+    assert back.fingerprint == plain.fingerprint
+    for name, tensor in tower.state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor), name
+
+
+def test_dropped_weights_are_named_when_the_original_is_asked_for(model, tmp_path: Path) -> None:
+    cut = lg.optimize(model, passes=[lg.TapOutputs("hidden_states", entries=[1], only=True)])
+    assert cut.report().parameters < lg.trace(model).report().parameters
+    with pytest.raises(InputError, match="dropped weights"):
+        cut.remove("tap-outputs")
+    kept = lg.optimize(model, passes=[lg.TapOutputs("hidden_states", entries=[1], only=True)], verify=True)
+    assert kept.remove("tap-outputs").fingerprint == lg.trace(model).fingerprint
+    cut.save(tmp_path / "cut")
+    loaded = lg.load(tmp_path / "cut")
+    assert loaded.fingerprint == cut.fingerprint
+    with pytest.raises(InputError, match="dropped weights"):
+        loaded.remove("tap-outputs")
+
+
+def test_the_original_layout_is_a_checkpoint_that_transformers_loads_bit_for_bit(model, saved: Path) -> None:
+    again = type(model).from_pretrained(saved)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+
+
+def test_shards_are_indexed_and_load_everywhere(model, program: lg.Program, tmp_path: Path) -> None:
+    folders.save(program.ir, tmp_path / "sharded", max_shard_bytes=20_000)
+    shards = list((tmp_path / "sharded").glob("weights-*.safetensors"))
+    assert len(shards) > 3
+    assert lg.load(tmp_path / "sharded").fingerprint == program.fingerprint
+    again = type(model).from_pretrained(tmp_path / "sharded")
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def _no_unpickling(*args: object, **kwargs: object) -> None:
+    raise AssertionError("something was unpickled")
+
+
+def test_nothing_is_unpickled(saved: Path, program: lg.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every unpickling entry point of Python and torch raises; load works all the same."""
+    for module, name in (
+        (pickle, "load"),
+        (pickle, "loads"),
+        (pickle, "Unpickler"),
+        (pickle, "_Unpickler"),
+        (pickle, "_load"),
+        (pickle, "_loads"),
+        (torch, "load"),
+        (torch.serialization, "load"),
+        (torch.serialization, "_load"),
+        (torch.serialization, "_legacy_load"),
+        (torch.jit, "load"),
+        (torch.export, "load"),
+    ):
+        monkeypatch.setattr(module, name, _no_unpickling)
+    import _pickle
+    import marshal
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(_pickle, name, _no_unpickling)
+    for name in ("load", "loads"):
+        monkeypatch.setattr(marshal, name, _no_unpickling)
+    assert lg.load(saved).fingerprint == program.fingerprint
+
+
+def parts(folder: Path) -> list[str]:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    names = ["manifest.json", manifest["constants"]["file"], *(part["file"] for part in manifest["weights"])]
+    for group in ("graphs", "original"):
+        for part in manifest[group].values():
+            names += [part["file"], part["index"]]
+    return names
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "empty"])
+def test_each_damaged_file_is_a_named_error(program: lg.Program, tmp_path: Path, damage: str) -> None:
+    reference = program.save(tmp_path / "reference")
+    for name in parts(reference):
+        path = reference / name
+        whole = path.read_bytes()
+        if damage == "missing":
+            path.unlink()
+        elif damage == "truncated":
+            path.write_bytes(whole[: len(whole) // 2])
+        elif damage == "empty":
+            path.write_bytes(b"")
+        elif name == "manifest.json":
+            # A flipped bit in the manifest: in the hash of a part.
+            path.write_bytes(whole.replace(b'"sha256": "', b'"sha256": "0', 1))
+        else:
+            middle = len(whole) // 2
+            path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+        with pytest.raises((FormatError, MissingFileError)) as caught:
+            lg.load(reference)
+        assert "do " in str(caught.value), name
+        path.write_bytes(whole)
+    lg.load(reference)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"schema": 1}', '{"schema": 1, "kind": "layergraph program"}', '{"schema": 1, "kind": "x"}']
+)
+def test_a_manifest_of_another_kind_is_a_named_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(FormatError):
+        lg.load(tmp_path)
+
+
+def test_a_newer_schema_says_upgrade(saved: Path) -> None:
+    manifest = json.loads((saved / "manifest.json").read_text())
+    (saved / "manifest.json").write_text(json.dumps({**manifest, "schema": 99}))
+    with pytest.raises(FormatError, match="upgrade layergraph"):
+        lg.load(saved)
+
+
+def test_a_manifest_cannot_name_files_elsewhere(saved: Path, tmp_path: Path) -> None:
+    text = (saved / "manifest.json").read_text()
+    name = json.loads(text)["weights"][0]["file"]
+    (tmp_path / "outside.safetensors").write_bytes((saved / name).read_bytes())
+    (saved / "manifest.json").write_text(text.replace(name, "../outside.safetensors"))
+    with pytest.raises(FormatError, match="outside"):
+        lg.load(saved)
+
+
+def test_saving_onto_a_file_is_a_named_error_and_the_file_stays(program: lg.Program, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StorageError, match="a file of that name"):
+        program.save(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+_FULL_DISK = """
+import resource, signal, sys
+import layergraph as lg
+from layergraph.errors import StorageError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+program = lg.load(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+try:
+    program.apply(lg.TapOutputs("model.layers.0.mlp")).save(sys.argv[1])
+except StorageError as error:
+    print("named:", error.what)
+"""
+
+
+def test_a_full_disk_leaves_the_old_program(program: lg.Program, saved: Path) -> None:
+    """A limit on file size stands in for a full disk: the same error comes from write()."""
+    assert resource.RLIMIT_FSIZE is not None
+    before = sorted(path.name for path in saved.iterdir())
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL_DISK, str(saved)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "named:" in done.stdout, done.stderr
+    assert lg.load(saved).fingerprint == program.fingerprint
+    assert sorted(path.name for path in saved.iterdir()) == before
+
+
+@pytest.mark.parametrize("n_before", range(4))
+def test_a_kill_at_any_file_leaves_the_old_program_or_the_new(
+    program: lg.Program, saved: Path, monkeypatch: pytest.MonkeyPatch, n_before: int
+) -> None:
+    """The process dies at the n-th rename; what a kill leaves behind is swept by the next write."""
+
+    class Killed(BaseException):
+        pass
+
+    real, count = os.replace, 0
+
+    def replace(source: object, target: object) -> None:
+        nonlocal count
+        count += 1
+        if count > n_before * 3:
+            raise Killed
+        real(source, target)  # type: ignore[arg-type]
+
+    new = program.apply(lg.TapOutputs("model.layers.0.mlp"))
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(Killed):
+        new.save(saved)
+    monkeypatch.undo()
+    assert lg.load(saved).fingerprint in (program.fingerprint, new.fingerprint)
+    (saved / ".writing-left").mkdir()
+    new.save(saved)
+    assert lg.load(saved).fingerprint == new.fingerprint
+    left = {path.name for path in saved.iterdir()}
+    assert not [name for name in left if name.startswith(".writing-")]
+    assert {name for name in left if name.startswith(("graph-", "original-", "weights-", "constants-"))} == set(
+        parts(saved)
+    ) - {"manifest.json"}
+
+
+def test_two_threads_saving_to_one_folder_leave_one_whole_program(program: lg.Program, tmp_path: Path) -> None:
+    other = program.apply(lg.TapOutputs("model.layers.0.mlp"))
+    errors: list[BaseException] = []
+
+    def save(item: lg.Program) -> None:
+        try:
+            item.save(tmp_path / "shared")
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=save, args=(item,)) for item in (program, other, program, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert lg.load(tmp_path / "shared").fingerprint in (program.fingerprint, other.fingerprint)
+
+
+def test_a_meta_program_says_that_it_has_no_weights(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = type(tiny_model("llama"))(tiny_model("llama").config)
+    program = lg.trace(model)
+    with pytest.raises(InputError, match="meta device"):
+        program.save(tmp_path / "meta")
+
+
+def test_same_dump_and_fingerprint_in_two_processes(tmp_path: Path) -> None:
+    code = (
+        "import layergraph as lg; from layergraph.testing.zoo import tiny_model;"
+        "p = lg.optimize(tiny_model('llama'), passes=[lg.TapOutputs('hidden_states')]); print(p.fingerprint); print(p)"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1]
+    assert "layers.0" in runs[0]
+
+
+def test_saved_files_name_no_path_of_the_machine_that_made_them(saved: Path) -> None:
+    for path in saved.iterdir():
+        data = path.read_bytes()
+        assert str(Path.home()).encode() not in data or str(Path.home()) == "/", path.name
+        assert str(Path(lg.__file__).parent).encode() not in data, path.name
+
+
+def test_wrong_options_are_named_errors(program: lg.Program, saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="layout"):
+        program.save(tmp_path / "x", layout="other")
+    with pytest.raises(InputError, match="verify"):
+        lg.load(saved, verify="other")
+    with pytest.raises(MissingFileError, match="manifest"):
+        lg.load(tmp_path / "nowhere")
+    with pytest.raises(LayerGraphError):
+        lg.load(saved / "manifest.json")
