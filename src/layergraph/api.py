@@ -28,6 +28,7 @@ def trace(
     *,
     dynamic: bool | Mapping[str, Mapping[int, str]] = True,
     training: bool = False,
+    cached: bool | None = None,
     progress: Progress = None,
 ) -> Program:
     """The program of ``model``, untouched by any pass.
@@ -38,6 +39,7 @@ def trace(
         dynamic: True finds out which sizes may vary (batch and sequence; patches and images for vision towers),
             False fixes all, a mapping names them: ``{"x": {0: "batch"}}``.
         training: keep dropout alive and gradients flowing, over copies of the weights.
+        cached: trace a decoder's cached graph (``step``) too, so that it generates; None where that is possible.
         progress: None shows progress on a terminal, True always, False never; a function gets each line.
 
     The model is not changed; unless ``training``, its weights are shared.
@@ -47,7 +49,9 @@ def trace(
         InputError, InputTypeError, NotSupportedError: the model or the inputs are of a kind that cannot be traced.
     """
     with progress_line(progress) as say:
-        return Program(trace_model(model, example_inputs, dynamic=dynamic, training=training, progress=say))
+        return Program(
+            trace_model(model, example_inputs, dynamic=dynamic, training=training, cached=cached, progress=say)
+        )
 
 
 def optimize(

@@ -334,11 +334,13 @@ class Edit:
                 do="check what the pass's rewrite inserts and removes",
             ) from error
         alive = {node.name for node in self.graph.nodes}
+        unit_before = self.program[self.name]
         unit = GraphUnit(
             exported,
             self._interface,
             self._layers.renamed(self._renames),
             {name: made for name, made in self._provenance.items() if name in alive},
+            unit_before.cache,
         )
         aliases = {alias: kept for alias, kept in self._aliases.items() if alias in self._state}
         return self.program.evolve(

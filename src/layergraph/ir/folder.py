@@ -26,6 +26,7 @@ import torch
 from layergraph.errors import FormatError, InputError, MissingFileError, StorageError
 from layergraph.ir import exported as torch_side
 from layergraph.ir import safetensors_io
+from layergraph.ir.cache_geometry import CacheGeometry
 from layergraph.ir.graph_json import dump_graph, load_graph
 from layergraph.ir.interface import Interface
 from layergraph.ir.layers import LayerIndex
@@ -186,6 +187,7 @@ def _write_json_part(scratch: Path, kind: str, name: str, unit: GraphUnit) -> di
         "layers": unit.layers.to_dict(),
         "provenance": {node: [made.made_by, list(made.made_from)] for node, made in unit.provenance.items()},
         "constants": list(unit.exported.constants),
+        "cache": unit.cache.to_dict() if unit.cache is not None else None,
     }
     text = json.dumps(side, separators=(",", ":")).encode()
     side_sha256 = hashlib.sha256(text).hexdigest()
@@ -372,6 +374,7 @@ def _build_units(
             Interface.from_dict(unit.index["interface"]),
             LayerIndex.from_dict(unit.index["layers"]),
             {node: Provenance(made_by, tuple(sources)) for node, (made_by, sources) in provenance},
+            CacheGeometry.from_dict(unit.index["cache"]) if unit.index["cache"] else None,
         )
     return units
 

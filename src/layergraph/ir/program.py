@@ -17,6 +17,7 @@ from torch.export.graph_signature import InputKind
 
 from layergraph.errors import InputError, NotFoundError
 from layergraph.ir import exported as torch_side
+from layergraph.ir.cache_geometry import CacheGeometry
 from layergraph.ir.fingerprint import graph_text
 from layergraph.ir.interface import Interface
 from layergraph.ir.layers import LayerIndex
@@ -33,12 +34,13 @@ class Provenance:
 
 @dataclass(frozen=True)
 class GraphUnit:
-    """One named graph of a program."""
+    """One named graph of a program. ``cache`` says what a cached graph keeps between calls."""
 
     exported: ExportedProgram
     interface: Interface
     layers: LayerIndex
     provenance: Mapping[str, Provenance] = field(default_factory=dict)
+    cache: CacheGeometry | None = None
 
     @property
     def graph(self) -> torch.fx.Graph:
@@ -96,6 +98,7 @@ class ModelInfo:
             is replaced by ``last_hidden_state``.
         attention: the attention implementation it was traced with, or None.
         training: whether it was traced to be trained.
+        uncached_because: why there is no cached graph, or None.
     """
 
     cls: str
@@ -107,6 +110,7 @@ class ModelInfo:
     collectors: Mapping[str, bool] = field(default_factory=dict)
     attention: str | None = None
     training: bool = False
+    uncached_because: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.__dict__, "captures": [capture.to_dict() for capture in self.captures]}

@@ -6,7 +6,7 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,10 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from layergraph.errors import InputError, LayerGraphError, TraceError
+from layergraph.errors import InputError, LayerGraphError, NotSupportedError, TraceError
 from layergraph.ir import exported as torch_side
-from layergraph.ir.interface import GraphInput, Interface
+from layergraph.ir.interface import GraphInput, Interface, Template
+from layergraph.ir.layers import LayerIndex
 from layergraph.ir.program import GraphUnit, ModelInfo, Program
 from layergraph.ir.weights import WeightMap
 from layergraph.trace.flatten import FlatInputs, bind_example, flatten_inputs, flatten_output, forward_arguments
@@ -34,6 +35,7 @@ def trace(
     *,
     dynamic: bool | Mapping[str, Mapping[int, str]] = True,
     training: bool = False,
+    cached: bool | None = None,
     progress: Progress | None = None,
 ) -> Program:
     """The program of ``model``, untouched by any pass. The model is not changed, weights are shared with it.
@@ -44,6 +46,8 @@ def trace(
         dynamic: True finds out which sizes may vary (batch and sequence, patches and images for vision towers);
             False fixes all; a mapping names them: ``{"input_ids": {0: "batch", 1: "sequence"}}``.
         training: keep dropout alive and gradients flowing, over copies of the weights.
+        cached: whether to trace the cached graph of a decoder too; None where the model has one and nothing about
+            the trace is special.
         progress: called with a line of text at each stage.
 
     Raises:
@@ -75,11 +79,10 @@ def trace(
             for name, tensor in flat.tensors.items()
         }
         say("tracing")
-        context = hf.context(twin) if hf is not None else nullcontext()
-        exported, template, recorder = _export(twin, flat, shapes, context, training=training)
-        layers = recorder.collect(exported.graph_module)
-        root_class = qualified(type(model)).replace(":", ".")
-        exported = _clean(exported, list(flat.tensors), [*_names(template)], root_class)
+        forward = twin.forward
+        exported, template, layers = _export(
+            twin, flat.tensors, shapes, lambda tensors: forward(**flat.rebuild(tensors)), hf, training=training
+        )
         interface = Interface(
             arguments=forward_arguments(model),
             inputs=tuple(_graph_inputs(exported, flat.tensors, labels, hf)),
@@ -89,9 +92,46 @@ def trace(
             prologue=prologue.to_dict() if prologue is not None else None,
         )
         info = hf.model_info(twin, model, training) if hf is not None else ModelInfo(qualified(type(model)), None)
-        unit = GraphUnit(exported, interface, layers)
-        say(f"traced {len(unit.nodes)} nodes")
-        return Program({"forward": unit}, WeightMap(), info, aliases=_aliases(exported))
+        units = {"forward": GraphUnit(exported, interface, layers)}
+        if cached is not False and hf is not None:
+            say("tracing with a cache")
+            step, reason = _trace_step(twin, cached, training or example_inputs is not None or dynamic is not True, hf)
+            if step is not None:
+                shared = torch_side.with_state(step.exported, exported.state_dict)
+                units["step"] = replace(step, exported=shared)
+            info = replace(info, uncached_because=reason)
+        say(f"traced {sum(len(unit.nodes) for unit in units.values())} nodes")
+        return Program(units, WeightMap(), info, aliases=_aliases(exported))
+
+
+def _trace_step(twin: nn.Module, wanted: bool | None, is_special: bool, hf: Any) -> tuple[GraphUnit | None, str | None]:
+    """The cached graph, or None and the reason why there is none.
+
+    Raises:
+        NotSupportedError, TraceError: it was asked for in so many words (``cached=True``) and cannot be had.
+    """
+    if not hf.can_cache(twin):
+        reason = f"{type(twin).__name__} does not generate text from token ids alone"
+        if wanted:
+            raise NotSupportedError("there is no cached graph of this model", found=reason, do="leave cached out")
+        return None, reason
+    if is_special and not wanted:
+        return None, "traced for training, or with example inputs or sizes of the caller's own"
+    try:
+        plan = hf.plan_cached(twin)
+        shapes = {name: dict.fromkeys(plan.dims[name], Dim.AUTO) for name in plan.tensors}
+        exported, template, layers = _export(twin, plan.tensors, shapes, plan.call, hf, training=False)
+    except LayerGraphError as error:
+        if wanted:
+            raise
+        return None, f"{error.what}: {error.found}" if error.found else error.what
+    interface = Interface(
+        arguments=tuple(plan.tensors),
+        inputs=tuple(_graph_inputs(exported, plan.tensors, plan.dims, None)),
+        outputs=tuple(_names(template)),
+        template=template,
+    )
+    return GraphUnit(exported, interface, layers, cache=plan.geometry), None
 
 
 def _hugging_face(model: nn.Module) -> Any:
@@ -129,34 +169,36 @@ def _size_labels(
 
 def _export(
     model: nn.Module,
-    flat: FlatInputs,
+    tensors: Mapping[str, torch.Tensor],
     shapes: Mapping[str, Any],
-    context: AbstractContextManager[Any],
+    call: Callable[[Mapping[str, torch.Tensor]], Any],
+    hf: Any,
     *,
     training: bool,
-) -> tuple[ExportedProgram, Any, Recorder]:
+) -> tuple[ExportedProgram, Template, LayerIndex]:
+    """Export ``call`` (which runs ``model``) as a graph from flat tensors to a dict of tensors."""
     recorder = Recorder()
     found: dict[str, Any] = {}
     forward = model.forward
 
-    def flat_forward(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-        found["template"], outputs = flatten_output(forward(**flat.rebuild(tensors)))
+    def flat_forward(**given: torch.Tensor) -> dict[str, torch.Tensor]:
+        found["template"], outputs = flatten_output(call(given))
         if not outputs:
             raise TraceError(f"{type(model).__name__} returns no tensor", do="check the example inputs")
         return outputs
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter(name, kind) for name in flat.tensors]
+    parameters = [inspect.Parameter(name, kind) for name in tensors]
     flat_forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     model.forward = flat_forward  # the copy's own attribute: nobody else sees it
     try:
         with ExitStack() as stack:
-            stack.enter_context(context)
+            stack.enter_context(hf.context(model) if hf is not None else nullcontext())
             stack.enter_context(recorder.watch(model))
             stack.enter_context(_quiet())
             if not training:
                 stack.enter_context(torch.no_grad())
-            exported = torch.export.export(model, (), dict(flat.tensors), dynamic_shapes=dict(shapes), strict=False)
+            exported = torch.export.export(model, (), dict(tensors), dynamic_shapes=dict(shapes), strict=False)
     except LayerGraphError:
         raise
     except Exception as error:
@@ -167,7 +209,12 @@ def _export(
             found=shorten(error),
             do="make the forward of that module free of data-dependent Python, or trace a submodule",
         ) from error
-    return exported, found["template"], recorder
+    finally:
+        model.forward = forward
+    layers = recorder.collect(exported.graph_module)
+    template = found["template"]
+    root_class = qualified(type(model)).replace(":", ".")
+    return _clean(exported, list(tensors), [*_names(template)], root_class), template, layers
 
 
 def shorten(error: BaseException, n_lines: int = 3) -> str:

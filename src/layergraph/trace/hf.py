@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from layergraph.ir.program import Capture, ModelInfo
+from layergraph.trace.cached import can_cache, plan_cached
 from layergraph.trace.hf_context import hf_trace_context
 from layergraph.trace.inputs import dynamic_dims, make_example_inputs
 from layergraph.trace.marks import qualified
@@ -143,6 +144,7 @@ def _tie_flag(cls: type) -> bool | None:
 
 
 __all__ = [
+    "can_cache",
     "captures",
     "collectors",
     "context",
@@ -151,5 +153,6 @@ __all__ = [
     "example_inputs",
     "model_info",
     "plain_attributes",
+    "plan_cached",
     "prologue",
 ]

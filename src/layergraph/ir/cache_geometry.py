@@ -1,0 +1,95 @@
+"""What a cached graph keeps between calls, as data: which tensors, for which layer, how long, how wide.
+
+A cached graph (``step``) takes these tensors as inputs and changes them in place. Layers whose attention reaches
+equally far form a *group*; a group has one tensor of positions, which says for every slot which token of the row it
+holds, and one input of slots to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers whose attention reaches equally far.
+
+    Attributes:
+        name: ``full``, ``window512``, ``chunk8192``; ``shadow_`` before it for the shadow's half.
+        window: how many tokens back a query sees, itself included; None for all.
+        chunk: attention stays within chunks of that many tokens; None for none.
+    """
+
+    name: str
+    window: int | None = None
+    chunk: int | None = None
+
+    @property
+    def reach(self) -> int | None:
+        """How many tokens must be held; None for all."""
+        return self.window if self.window is not None else self.chunk
+
+    @property
+    def positions(self) -> str:
+        """Input ``int64 [slots, batch]``, mutated: the token that each slot holds, -1 for none."""
+        return f"{self.name}_positions"
+
+    @property
+    def write(self) -> str:
+        """Input ``int64 [batch, tokens]``: the slot to write each new token to."""
+        return f"{self.name}_write"
+
+
+@dataclass(frozen=True)
+class CacheTensor:
+    """One tensor kept for one layer: ``[slots, batch, heads, features]``, sequence first.
+
+    A prefix of such a tensor is contiguous, so the cost of a step follows the tokens held, not the capacity.
+    """
+
+    name: str
+    layer: int
+    role: str
+    group: str
+    heads: int
+    features: int
+    dtype: str
+
+    @property
+    def bytes_per_token(self) -> int:
+        size = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}.get(self.dtype, 1)
+        return self.heads * self.features * size
+
+
+@dataclass(frozen=True)
+class CacheGeometry:
+    """Everything a cached graph keeps."""
+
+    groups: tuple[CacheGroup, ...]
+    tensors: tuple[CacheTensor, ...]
+
+    def group(self, name: str) -> CacheGroup:
+        return next(group for group in self.groups if group.name == name)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of all layers, for one row."""
+        return sum(tensor.bytes_per_token for tensor in self.tensors)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "groups": [dict(group.__dict__) for group in self.groups],
+            "tensors": [dict(tensor.__dict__) for tensor in self.tensors],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> CacheGeometry:
+        return cls(
+            tuple(CacheGroup(**item) for item in data["groups"]),
+            tuple(CacheTensor(**item) for item in data["tensors"]),
+        )
+
+
+__all__ = ["CacheGeometry", "CacheGroup", "CacheTensor"]
