@@ -28,6 +28,11 @@ def _tower(cls: str, part: str = "vision_config", **kinds: str) -> dict[str, str
     return {"vision": f"{cls}:{part}", **kinds}
 
 
+def _sections(*sizes: int) -> dict[str, Any]:
+    """Sizes of the time, height and width parts of a text model's rotary positions, half a head in all."""
+    return {"text_config": {"rope_parameters": {"mrope_section": list(sizes)}}}
+
+
 FAMILIES: dict[str, Family] = {
     # decoders
     "llama": Family(_LM, {"num_key_value_heads": 2}),
@@ -53,11 +58,18 @@ FAMILIES: dict[str, Family] = {
     # Its VQ-VAE has no forward, only encode and decode: this is the module that encodes
     "emu3": Family(
         _tower("Emu3VQVAEEncoder", "vq_config"),
-        {"vq_config": {"base_channels": 32, "channel_multiplier": [1, 2], "num_res_blocks": 1, "attn_resolutions": [1]}},
+        {
+            "vq_config": {
+                "base_channels": 32,
+                "channel_multiplier": [1, 2],
+                "num_res_blocks": 1,
+                "attn_resolutions": [1],
+            }
+        },
     ),
     # packed patches and grids
-    "qwen2_vl": Family(_tower("Qwen2VisionTransformerPretrainedModel", vlm=_VLM)),
-    "qwen2_5_vl": Family(_tower("Qwen2_5_VisionTransformerPretrainedModel", vlm=_VLM)),
+    "qwen2_vl": Family(_tower("Qwen2VisionTransformerPretrainedModel", vlm=_VLM), _sections(4, 2, 2)),
+    "qwen2_5_vl": Family(_tower("Qwen2_5_VisionTransformerPretrainedModel", vlm=_VLM), _sections(4, 2, 2)),
     "qwen2_5_omni": Family(_tower("Qwen2_5OmniVisionEncoder", "thinker_config.vision_config")),
     "qwen3_vl": Family(_tower("Qwen3VLVisionModel", vlm=_VLM)),
     "qwen3_vl_moe": Family(_tower("Qwen3VLMoeVisionModel", vlm=_VLM)),
@@ -65,10 +77,10 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5": Family(_tower("Qwen3_5VisionModel", vlm=_VLM)),
     "qwen3_5_moe": Family(_tower("Qwen3_5MoeVisionModel", vlm=_VLM)),
     "qwen4_exp": Family(_tower("Qwen4ExpVisionModel")),
-    "glm4v": Family(_tower("Glm4vVisionModel", vlm=_VLM)),
-    "glm4v_moe": Family(_tower("Glm4vMoeVisionModel", vlm=_VLM)),
+    "glm4v": Family(_tower("Glm4vVisionModel", vlm=_VLM), _sections(4, 2, 2)),
+    "glm4v_moe": Family(_tower("Glm4vMoeVisionModel", vlm=_VLM), _sections(2, 1, 1)),
     "glm5_next": Family(_tower("Glm5NextVisionModel", vlm=_VLM)),
-    "glm_ocr": Family(_tower("GlmOcrVisionModel", vlm=_VLM)),
+    "glm_ocr": Family(_tower("GlmOcrVisionModel", vlm=_VLM), _sections(4, 2, 2)),
     "exaone4_5": Family(_tower("Exaone4_5_VisionModel", vlm=_VLM)),
     "cohere_compass": Family(_tower("CohereCompassVisionModel")),
     "minimax_m3_vl": Family(_tower("MiniMaxM3VLVisionModel", vlm=_VLM)),

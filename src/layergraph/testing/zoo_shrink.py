@@ -89,7 +89,10 @@ def _fields(config: Any, overrides: Mapping[str, Any], tokens: _Tokens) -> dict[
             # As data, not as a config: some parents fill in fields of theirs. They read model_type to find its class.
             made[name] = {"model_type": value.model_type} | _fields(value, overrides.get(name) or {}, tokens)
     if getattr(config, "rope_parameters", None):
-        made["rope_parameters"] = _rope(config.rope_parameters, made)
+        # Families may add sections that their attention has defaults for, for its full size only
+        added = overrides.get("rope_parameters") or {}
+        made["rope_parameters"] = _rope(config.rope_parameters, made) | added
+        overrides = {name: value for name, value in overrides.items() if name != "rope_parameters"}
     if "pad_token_id" in accepted and "vocab_size" in accepted and getattr(config, "pad_token_id", None) is None:
         made["pad_token_id"] = 0  # heads that pool the last token of a batch look for it
     return made | {name: value for name, value in overrides.items() if name not in nested}
@@ -99,8 +102,8 @@ def _accepted(cls: type) -> list[str]:
     names: dict[str, None] = {}
     if dataclasses.is_dataclass(cls):
         names.update(dict.fromkeys(field.name for field in dataclasses.fields(cls) if field.init))
-    for name, parameter in inspect.signature(cls.__init__).parameters.items():
-        if name != "self" and parameter.kind is not parameter.VAR_KEYWORD:
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if parameter.kind is not parameter.VAR_KEYWORD:
             names[name] = None
     aliases = getattr(cls, "attribute_map", {}) or {}
     return [name for name in names if name not in aliases]

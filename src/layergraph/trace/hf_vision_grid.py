@@ -56,10 +56,10 @@ def find(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
         "keep_grid": _reads_grid(model),
     }
     if "window" in derive:
-        params["window_size"] = int(_attribute(model, "window_size"))
-        params["patch_size"] = int(_attribute(model, "patch_size"))
+        params["window_size"] = _number(model, "window_size")
+        params["patch_size"] = _number(model, "patch_size")
     if "interpolation" in derive:
-        params["num_grid_per_side"] = int(_attribute(model, "num_grid_per_side"))
+        params["num_grid_per_side"] = _number(model, "num_grid_per_side")
         params["interpolation_mode"] = _attribute(model, "interpolation_mode") or "bilinear"
         params["interpolation_padding"] = _attribute(model, "interpolation_padding") or "border"
         params["interpolation_align_corners"] = _attribute(model, "interpolation_align_corners") is True
@@ -224,6 +224,18 @@ def _axis_taps(
 def _attribute(model: nn.Module, name: str) -> Any | None:
     """First value of ``name`` on the model or a module inside it, as transformers' own preparer looks it up."""
     return next((value for module in model.modules() if (value := getattr(module, name, None)) is not None), None)
+
+
+def _number(model: nn.Module, name: str) -> int:
+    value = _attribute(model, name)
+    if not isinstance(value, int):
+        raise NotSupportedError(
+            f"{type(model).__name__} derives inputs from grid_thw and its {name}, which it does not tell",
+            expected=f"an attribute {name} that is a number",
+            found=repr(value),
+            do="register a prologue for it with layergraph.trace.prologue.register_prologue",
+        )
+    return value
 
 
 def _methods(model: nn.Module) -> Iterator[Any]:
