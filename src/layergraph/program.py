@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
@@ -23,6 +23,11 @@ from layergraph.progress import Progress, progress_line
 from layergraph.report import Report
 from layergraph.trace.prologue import Prologue
 from layergraph.verification import checker
+
+if TYPE_CHECKING:
+    from layergraph.runtime.cache import DualCache
+    from layergraph.runtime.generate import ProgramForGeneration
+    from layergraph.runtime.session import Session
 
 # What callers of Hugging Face models pass that changes nothing in a graph traced without it.
 _FLAGS = ("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_router_logits")
@@ -105,6 +110,29 @@ class Program:
                 do=f"trace again with {name}={value!r} among the example inputs",
             )
         return False
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """transformers' own ``generate`` with all of its options, over the cached graph.
+
+        Greedy, sampling, beams, assisted decoding (``assistant_model=other.for_generation()``), streamers, stopping
+        criteria. Give the cache that it returned to go on with a conversation.
+
+        Raises:
+            NotSupportedError: the program has no cached graph; says why.
+        """
+        return self.for_generation().generate(*args, **kwargs)
+
+    def for_generation(self) -> ProgramForGeneration:
+        """The program as the kind of model that transformers' generation drives: as target or as assistant."""
+        from layergraph.runtime.generate import ProgramForGeneration
+
+        return ProgramForGeneration(self.ir)
+
+    def session(self, *, capacity: int | None = None, cache: DualCache | None = None) -> Session:
+        """One conversation, stepped by hand: a cache and ``step(tokens)``."""
+        from layergraph.runtime.session import Session
+
+        return Session(self.ir, cache, capacity=capacity)
 
     # Rewriting ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,123 @@
+"""transformers' own ``generate`` over a program: every option of it, our graph and our cache underneath."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+
+from layergraph.errors import InputError, NotSupportedError
+from layergraph.ir.execute import run_graph
+from layergraph.ir.interface import fill_template
+from layergraph.ir.program import Program
+from layergraph.runtime.cache import DualCache
+from layergraph.runtime.session import Session
+
+# The cache argument has been called ``cache`` since transformers 5.2x, ``past_key_values`` before; we take both.
+_PARAMETERS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE_NAME = "cache" if "cache" in _PARAMETERS else "past_key_values"
+
+
+class ProgramForGeneration(PreTrainedModel, GenerationMixin):
+    """A program where transformers expects a model that generates: target or assistant of ``generate``.
+
+    Holds no parameters of its own. Safe for many threads: a call's state is in its cache.
+    """
+
+    main_input_name = "input_ids"
+    base_model_prefix = ""
+    _supports_sdpa = True
+    _is_stateful = False
+
+    def __init__(self, program: Program) -> None:
+        config = _config_of(program)
+        config._attn_implementation = "eager"  # says nothing about the graph; keeps transformers from choosing
+        super().__init__(config)
+        self._program = program
+        generation = program.model.generation_config
+        if generation is not None:
+            self.generation_config = GenerationConfig.from_dict(dict(generation))
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self._program.state.values())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(tensor.dtype for tensor in self._program.state.values() if tensor.is_floating_point())
+
+    def can_generate(self) -> bool:  # type: ignore[override]
+        return True
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Ours instead of a DynamicCache; a cache that the caller gives must be ours too."""
+        given = model_kwargs.get(CACHE_NAME)
+        if given is not None and not isinstance(given, DualCache):
+            raise InputError(
+                "a program goes on only with a cache of its own kind",
+                expected="layergraph.DualCache",
+                found=type(given).__name__,
+                do="pass the cache that generate() returned, or none",
+            )
+        if given is None and generation_config.use_cache is not False:
+            model_kwargs[CACHE_NAME] = DualCache(self._program, device=self.device)
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        cache: Any = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> Any:
+        held = cache if cache is not None else past_key_values
+        if inputs_embeds is not None or input_ids is None:
+            raise NotSupportedError("this graph takes token ids, not embeddings", do="pass input_ids")
+        if held is None:
+            return self._uncached(input_ids, attention_mask, position_ids, logits_to_keep)
+        if not isinstance(held, DualCache):
+            raise InputError("not a cache of a program", expected="layergraph.DualCache", found=type(held).__name__)
+        outputs = Session(self._program, held).step(input_ids, attention_mask, position_ids, logits_to_keep)
+        result = fill_template(self._program["step"].interface.template, outputs)
+        result[CACHE_NAME] = held
+        return result
+
+    def _uncached(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        logits_to_keep: int | torch.Tensor,
+    ) -> Any:
+        unit = self._program.forward
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+        names = unit.interface.input_names
+        tensors = unit.interface.check({name: value for name, value in given.items() if name in names})
+        with torch.no_grad():
+            outputs = run_graph(unit, tensors)
+        if isinstance(logits_to_keep, int) and logits_to_keep:
+            outputs["logits"] = outputs["logits"][:, -logits_to_keep:]
+        return fill_template(unit.interface.template, outputs)
+
+
+def _config_of(program: Program) -> Any:
+    if program.model.config is None or program.model.config_class is None:
+        raise NotSupportedError(
+            "only programs of Hugging Face models generate", found=program.model.cls, do="step the program yourself"
+        )
+    module, _, name = program.model.config_class.partition(":")
+    if module.partition(".")[0] != "transformers":
+        raise NotSupportedError("the model's config is not part of transformers", found=module)
+    return getattr(importlib.import_module(module), name).from_dict(dict(program.model.config))
+
+
+__all__ = ["CACHE_NAME", "ProgramForGeneration"]
