@@ -137,7 +137,7 @@ TABLE: tuple[Row, ...] = (
     Row("*", 256, None, 64, None, Config("split", 16, 32, 128, 4, 2), "few rows: d cut small; BT = 32 spills on gfx942"),
     Row("sm_90", None, None, 64, None, Config("split", 64, 32, 1024, 8, 2), "a warp group's HGMMA needs 64 rows"),
     Row("sm_100", None, None, 64, None, Config("split", 64, 32, 1024, 8, 2), "as sm_90, for UTCHMMA"),
-    Row("sm_80", None, None, 64, None, Config("split", 32, 64, 1024, 8, 2), "BT = 64 spills"),
+    Row("sm_80", None, None, 64, None, Config("split", 32, 64, 1024, 8, 1), "BT = 64 spills, as do two stages"),
     Row("gfx942", None, None, 64, None, Config("split", 64, 32, 1024, 4, 1), "spills with 8 warps or two stages"),
     Row("*", None, None, 64, None, Config("split", 16, 32, 1024, 4, 2), "fits every target's registers and 64 KiB"),
 )

@@ -6,13 +6,10 @@ By hand: ``TRITON_INTERPRET=1 python -m pytest tests/kernels/isolated/interprete
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "needs a process with TRITON_INTERPRET=1 from its start"
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import problems
+import kernel_problems as problems
 import pytest
 import torch
 

@@ -1,6 +1,6 @@
 """Compile every shipped kernel configuration for a target with no GPU present, and read what it takes.
 
-``python tests/kernels/resources.py [--json FILE] [ARCH ...]`` prints one table per architecture.
+``python tests/kernels/kernel_resources.py [--json FILE] [ARCH ...]`` prints one table per architecture.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def shipped_jobs(arch: str, dtypes: Iterable[tuple[str, str]] = DTYPES) -> list[
     return list(jobs)
 
 
-def compile_job(job: Job) -> Resources:
-    """Compile and measure one job."""
+def compile_job(job: Job, width: int = WIDTH) -> Resources:
+    """Compile and measure one job for hidden states of a width."""
     kernel = KERNELS[job.kernel]
-    problem = tuning.Problem("", job.arch, None, WIDTH, job.rank, BYTES[job.weight], BYTES[job.hidden])
+    problem = tuning.Problem("", job.arch, None, width, job.rank, BYTES[job.weight], BYTES[job.hidden])
     constants = launch.plan(problem, job.config, job.rank, job.rank).constants
     constants = {name: constants[name] for name in kernel.arg_names if name in constants}
     signature, aligned = {}, []
@@ -97,7 +97,8 @@ def compile_job(job: Job) -> Resources:
         elif name.startswith("part") or name == "alpha":
             kind = "*fp32"
         signature[name] = kind
-        if name not in ("T", "slices"):  # as the launcher finds them: pointers and rows on 16 bytes, counts any number
+        # As the launcher finds them: pointers and rows on 16 bytes where d allows, counts any number.
+        if name not in ("T", "slices") and (kind.startswith("*") or width % 16 == 0):
             aligned.append(index)
     attributes = {(index,): [["tt.divisibility", 16]] for index in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
