@@ -22,6 +22,7 @@ from torch.fx.node import map_arg
 from layergraph.errors import EditError, NotFoundError
 from layergraph.ir import exported as torch_side
 from layergraph.ir.interface import GraphInput
+from layergraph.ir.layers import span
 from layergraph.ir.program import GraphUnit, Program, Provenance
 from layergraph.ir.weights import Remap
 
@@ -61,6 +62,9 @@ class Edit:
         self._renames: dict[str, str | None] = {}
         self._nodes = {node.name: node for node in self.graph.nodes}
         self._fake_mode = torch_side.fake_mode_of(self.graph)
+        self._kept: set[str] = set()
+        self._changes: dict[str, Any] = {}
+        self._dropped_graphs: dict[str, str] = {}
 
     def __enter__(self) -> Edit:
         return self
@@ -116,6 +120,7 @@ class Edit:
         before: torch.fx.Node | None = None,
         after: torch.fx.Node | None = None,
         like: torch.fx.Node | None = None,
+        scope: Mapping[str, tuple[str, str]] | None = None,
         **kwargs: Any,
     ) -> torch.fx.Node:
         """Insert a call of an op and compute what it returns on fake tensors.
@@ -125,6 +130,7 @@ class Edit:
             args, kwargs: nodes and plain values.
             before, after: where; exactly one.
             like: the node whose module the new one belongs to; by default the node it stands beside.
+            scope: that module spelt out, as torch's ``nn_module_stack``: key -> (path, class), outermost first.
         """
         if (before is None) == (after is None):
             raise EditError("say either before= or after=", pass_name=self.made_by, do="give exactly one of them")
@@ -135,6 +141,8 @@ class Edit:
         with where:
             node = self.graph.call_function(target, args, kwargs)
         self._adopt(node, like or beside, value)
+        if scope is not None:
+            node.meta["nn_module_stack"] = dict(scope)
         return node
 
     def update_args(self, node: torch.fx.Node, *args: Any, **kwargs: Any) -> None:
@@ -171,6 +179,19 @@ class Edit:
         made = self._provenance.get(new.name)
         if made is not None:
             self._provenance[new.name] = Provenance(made.made_by, (*made.made_from, old.name))
+
+    def enter(self, path: str, old: torch.fx.Node, new: torch.fx.Node) -> None:
+        """Let all that the module at ``path`` computes start from ``new`` in place of ``old``.
+
+        Users outside of the module keep ``old``; the recorded inputs of the module, and of those inside it, follow.
+        """
+        inside = set(span(self.graph, path))
+        for user in list(old.users):
+            if user in inside and user is not new:
+                user.replace_input_with(old, new)
+        self._layers = self._layers.entered(path, old.name, new.name)
+        if not torch_side.same_value(old.meta["val"], new.meta["val"]):
+            self.refresh_users(new)
 
     def erase(self, node: torch.fx.Node) -> None:
         """Remove a node that nothing uses. Inputs, parameters and outputs have methods of their own."""
@@ -288,6 +309,40 @@ class Edit:
             if remap not in self._weights.remaps:  # another graph of the program may have made it already
                 self._weights = self._weights.add(remap)
 
+    def keep_state(self, target: str) -> None:
+        """Keep a parameter or buffer in graph and state though nothing may use it any more."""
+        self._kept.add(self._spec_of(target).target or target)
+
+    def freeze_parameters(self) -> None:
+        """No parameter of this graph takes gradients any more; other programs over the same tensors are untouched."""
+        frozen: dict[int, torch.nn.Parameter] = {}
+        for target, tensor in self._state.items():
+            if isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad:
+                again = torch.nn.Parameter(tensor.detach(), requires_grad=False)
+                self._state[target] = frozen.setdefault(id(tensor), again)
+
+    # What is known of the graph and its program -------------------------------------------------------------------
+
+    def add_module_call(
+        self,
+        path: str,
+        cls: str,
+        inputs: Sequence[tuple[str, torch.fx.Node]],
+        outputs: Sequence[tuple[str, torch.fx.Node]],
+    ) -> None:
+        """Record one more module call in the layer index, so that what a pass made can be named by path."""
+        named = [tuple((key, node.name) for key, node in pairs) for pairs in (inputs, outputs)]
+        returns = "tensor" if [key for key, _ in outputs] == [""] else "tuple"
+        self._layers = self._layers.with_call(path, cls, named[0], named[1], returns)
+
+    def change_program(self, **fields: Any) -> None:
+        """Set fields of the program to be (``shadow``); graphs and weights have methods of their own."""
+        self._changes.update(fields)
+
+    def drop_graph(self, name: str, because: str) -> None:
+        """Leave another graph out of the program to be, for it would no longer compute what this one does."""
+        self._dropped_graphs[name] = because
+
     # Mutation of inputs -------------------------------------------------------------------------------------------
 
     def add_mutation(self, placeholder: torch.fx.Node, value: torch.fx.Node) -> torch.fx.Node:
@@ -343,8 +398,13 @@ class Edit:
             unit_before.cache,
         )
         aliases = {alias: kept for alias, kept in self._aliases.items() if alias in self._state}
+        graphs = {name: other for name, other in self.program.graphs.items() if name not in self._dropped_graphs}
+        changes = dict(self._changes)
+        if self._dropped_graphs:
+            because = "; ".join(f"no {name}: {reason}" for name, reason in self._dropped_graphs.items())
+            changes["model"] = dataclasses.replace(self.program.model, uncached_because=because)
         return self.program.evolve(
-            graphs=share_state(self.program.graphs, self.name, unit), weights=self._weights, aliases=aliases
+            graphs=share_state(graphs, self.name, unit), weights=self._weights, aliases=aliases, **changes
         )
 
     # Inside -------------------------------------------------------------------------------------------------------
@@ -387,7 +447,7 @@ class Edit:
                 self._forget(node)
         for spec in list(self._inputs):
             node = self._nodes[spec.arg.name]
-            if spec.target is None or node.users or spec.target not in used_before:
+            if spec.target is None or node.users or spec.target not in used_before or spec.target in self._kept:
                 continue
             self._drop_placeholder(node)
             dropped = self._state.pop(spec.target, None)

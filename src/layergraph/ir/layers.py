@@ -140,6 +140,33 @@ class LayerIndex:
             calls.append(replace(call, inputs=alive, outputs=outputs))
         return replace(self, calls=tuple(calls))
 
+    def entered(self, path: str, old: str, new: str) -> LayerIndex:
+        """The same index where the module at ``path``, and those inside it, are given node ``new`` for ``old``."""
+
+        def swap(pairs: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
+            return tuple((key, new if node == old else node) for key, node in pairs)
+
+        calls = []
+        for call in self.calls:
+            if call.path == path or call.path.startswith(path + "."):
+                call = replace(call, inputs=swap(call.inputs), outputs=swap(call.outputs))
+            calls.append(call)
+        return replace(self, calls=tuple(calls))
+
+    def with_call(
+        self,
+        path: str,
+        cls: str,
+        inputs: tuple[tuple[str, str], ...],
+        outputs: tuple[tuple[str, str | None], ...],
+        returns: str,
+    ) -> LayerIndex:
+        """The same index with one more call, the last to return."""
+        occurrence = len(self.by_path.get(path, ()))
+        end = max((call.end for call in self.calls), default=-1) + 1
+        call = ModuleCall(path, occurrence, cls, inputs, outputs, returns, end)
+        return replace(self, calls=(*self.calls, call))
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "calls": [call.to_list() for call in self.calls],

@@ -17,6 +17,7 @@ from torch.export.graph_signature import InputKind
 
 from layergraph.errors import InputError, NotFoundError
 from layergraph.ir import exported as torch_side
+from layergraph.ir.adapter import Shadow
 from layergraph.ir.cache_geometry import CacheGeometry
 from layergraph.ir.fingerprint import graph_text
 from layergraph.ir.interface import Interface
@@ -248,6 +249,7 @@ class Program:
         history: the passes that ran, in order.
         original: the graphs before any pass (None if these are they).
         aliases: names of the model's state dict that share a tensor with another: alias -> the name that is kept.
+        shadow: the adapters, where a shadow network is woven in.
     """
 
     graphs: Mapping[str, GraphUnit]
@@ -256,6 +258,7 @@ class Program:
     history: tuple[PassRecord, ...] = ()
     original: Original | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
+    shadow: Shadow | None = None
 
     def __getitem__(self, name: str) -> GraphUnit:
         try:
