@@ -93,6 +93,10 @@ class Pass(ABC):
         """The promise with these options; by default the class's."""
         return self.promise
 
+    def keeps(self, program: Program, graph: str) -> bool:
+        """Whether a graph of the program is still of use afterwards; the others are dropped before ``find``."""
+        return True
+
     @abstractmethod
     def find(self, program: Program, graph: str) -> Findings:
         """Where the pass applies in one graph. Pure: nothing is written, the same program gives the same findings."""

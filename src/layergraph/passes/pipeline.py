@@ -88,10 +88,12 @@ def _run_one(
     keep_weights: bool,
     say: Progress,
 ) -> Program:
-    found: dict[str, Findings] = {name: item.find(program, name) for name in program}
+    kept = {name: unit for name, unit in program.graphs.items() if item.keeps(program, name)}
+    found: dict[str, Findings] = {name: item.find(program, name) for name in kept}
     if strict:
         _refuse(found, label)
-    after = program
+    has_sites = any(findings.sites for findings in found.values())
+    after = program.evolve(graphs=kept) if has_sites and len(kept) < len(program.graphs) else program
     counts: dict[str, dict[str, int]] = {}
     for name, findings in found.items():
         n_before = len(after[name].nodes)

@@ -97,6 +97,10 @@ class TapOutputs(Pass):
     def promises(self) -> Promise:
         return "defined" if self.only else "additive"
 
+    def keeps(self, program: Program, graph: str) -> bool:
+        """Without logits nothing generates: ``only=True`` drops the cached graph, whose caches would keep weights."""
+        return not (self.only and program[graph].cache is not None)
+
     def reference(self, outputs: dict[str, Any]) -> dict[str, Any]:
         """``only=True``: what was returned before is gone; what taps return is checked against module calls."""
         return {}
