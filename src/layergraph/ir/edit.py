@@ -64,7 +64,6 @@ class Edit:
         self._fake_mode = torch_side.fake_mode_of(self.graph)
         self._kept: set[str] = set()
         self._changes: dict[str, Any] = {}
-        self._dropped_graphs: dict[str, str] = {}
 
     def __enter__(self) -> Edit:
         return self
@@ -101,6 +100,35 @@ class Edit:
         if target is None:
             raise EditError("not a parameter, buffer or constant", node=node.name, do="give a placeholder of one")
         return target
+
+    def input_node(self, name: str) -> torch.fx.Node:
+        """The placeholder of a user input.
+
+        Raises:
+            NotFoundError: the graph takes no such input.
+        """
+        specs = [spec for spec in self._inputs if spec.kind is InputKind.USER_INPUT]
+        for item, spec in zip(self._interface.inputs, specs, strict=True):
+            if item.name == name:
+                return self._nodes[spec.arg.name]
+        raise NotFoundError(
+            f"no input {name!r}", pass_name=self.made_by, expected=", ".join(self._interface.input_names)
+        )
+
+    def output_node(self, name: str) -> torch.fx.Node:
+        """The node that is returned as output ``name``."""
+        if name not in self._interface.outputs:
+            raise NotFoundError(f"no output {name!r}", pass_name=self.made_by, expected=", ".join(self.output_names))
+        node: torch.fx.Node = self._flat_outputs()[self._first_user_output() + self._interface.outputs.index(name)]
+        return node
+
+    def module_output(self, path: str) -> torch.fx.Node:
+        """What the first call of the module at ``path`` returned first."""
+        calls = self._layers.by_path.get(path, ())
+        name = calls[0].output() if calls else None
+        if name is None:
+            raise NotFoundError("no value of that module", pass_name=self.made_by, path=path)
+        return self.node(name)
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -233,6 +261,15 @@ class Edit:
         self._output_node().args = (tuple(flat),)
         self._interface = self._interface.without_output(name)
 
+    def replace_output(self, name: str, node: torch.fx.Node) -> None:
+        """Return ``node`` under the name of an output that there is; other users of the old value keep it."""
+        self.output_node(name)  # raises if there is none
+        position = self._first_user_output() + self._interface.outputs.index(name)
+        flat = list(self._flat_outputs())
+        flat[position] = node
+        self._output_node().args = (tuple(flat),)
+        self._outputs[position] = dataclasses.replace(self._outputs[position], arg=TensorArgument(node.name))
+
     # Inputs, parameters, buffers ----------------------------------------------------------------------------------
 
     def add_input(
@@ -336,12 +373,8 @@ class Edit:
         self._layers = self._layers.with_call(path, cls, named[0], named[1], returns)
 
     def change_program(self, **fields: Any) -> None:
-        """Set fields of the program to be (``shadow``); graphs and weights have methods of their own."""
+        """Set fields of the program to be (``shadow``, ``model``); graphs and weights have methods of their own."""
         self._changes.update(fields)
-
-    def drop_graph(self, name: str, because: str) -> None:
-        """Leave another graph out of the program to be, for it would no longer compute what this one does."""
-        self._dropped_graphs[name] = because
 
     # Mutation of inputs -------------------------------------------------------------------------------------------
 
@@ -398,13 +431,11 @@ class Edit:
             unit_before.cache,
         )
         aliases = {alias: kept for alias, kept in self._aliases.items() if alias in self._state}
-        graphs = {name: other for name, other in self.program.graphs.items() if name not in self._dropped_graphs}
-        changes = dict(self._changes)
-        if self._dropped_graphs:
-            because = "; ".join(f"no {name}: {reason}" for name, reason in self._dropped_graphs.items())
-            changes["model"] = dataclasses.replace(self.program.model, uncached_because=because)
         return self.program.evolve(
-            graphs=share_state(graphs, self.name, unit), weights=self._weights, aliases=aliases, **changes
+            graphs=share_state(self.program.graphs, self.name, unit),
+            weights=self._weights,
+            aliases=aliases,
+            **self._changes,
         )
 
     # Inside -------------------------------------------------------------------------------------------------------
