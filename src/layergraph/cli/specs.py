@@ -1,0 +1,99 @@
+"""``NAME:key=value,...`` on the command line -> a pass. Checked before anything is loaded."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from layergraph.passes import Pass
+
+# The last colon before ``key=``: what is tapped may hold colons itself (``model.layers.0::softmax#0``, ``re:.*mlp``).
+_SPEC = re.compile(r"(?s)(?P<head>.*?)(?::(?P<options>[a-z_][a-z0-9_]*=.*))?")
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+def parse_options(text: str) -> dict[str, Any]:
+    """``entries=2,14,-3,dtype=float16`` -> ``{"entries": [2, 14, -3], "dtype": "float16"}``.
+
+    A piece without ``=`` continues the value before it; one value stays single, several become a list.
+    """
+    options: dict[str, Any] = {}
+    key = ""
+    for piece in text.split(","):
+        name, has_value, value = piece.partition("=")
+        if has_value and re.fullmatch(r"[a-z_][a-z0-9_]*", name.strip()):
+            key = name.strip()
+            if key in options:
+                raise click.BadParameter(f"{key} is given twice")
+            options[key] = _value(value)
+        else:
+            before = options[key]
+            options[key] = [*(before if isinstance(before, list) else [before]), _value(piece)]
+    return options
+
+
+def _value(text: str) -> Any:
+    text = text.strip()
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def parse_pass(text: str) -> Pass:
+    """The pass that ``NAME[:key=value,...]`` names.
+
+    Raises:
+        click.BadParameter: no such pass or option, or a value that it does not take.
+    """
+    match = _SPEC.fullmatch(text)
+    assert match is not None
+    return _make(match["head"].strip(), parse_options(match["options"]) if match["options"] else {})
+
+
+def parse_tap(text: str) -> Pass:
+    """The tap that ``WHAT[:key=value,...]`` asks for."""
+    match = _SPEC.fullmatch(text)
+    assert match is not None
+    if not match["head"].strip():
+        raise click.BadParameter("it names nothing to tap; try --tap hidden_states")
+    options = parse_options(match["options"]) if match["options"] else {}
+    return _make("tap-outputs", {"what": match["head"].strip(), **options})
+
+
+def _make(name: str, options: dict[str, Any]) -> Pass:
+    import dataclasses
+
+    from layergraph.cli.main import nearest
+    from layergraph.errors import LayerGraphError
+    from layergraph.passes import find_pass, pass_names
+
+    try:
+        cls = find_pass(name)
+    except LayerGraphError:
+        near = nearest(name, pass_names())
+        hint = f" Did you mean {near!r}?" if near else ""
+        raise click.BadParameter(f"no pass named {name!r}.{hint} There are: {', '.join(pass_names())}.") from None
+    known = [item.name for item in dataclasses.fields(cls)]
+    for key in options:
+        if key not in known:
+            near = nearest(key, known)
+            hint = f" Did you mean {near!r}?" if near else ""
+            has = f" It has: {', '.join(known)}." if known else " It has none."
+            raise click.BadParameter(f"{name} has no option {key!r}.{hint}{has}")
+    try:
+        return cls.from_options(options)
+    except LayerGraphError as error:
+        raise click.BadParameter(str(error)) from None
+    except TypeError as error:  # an option without a default is missing
+        raise click.BadParameter(f"{name}: {error}") from None
+
+
+__all__ = ["parse_options", "parse_pass", "parse_tap"]
