@@ -78,11 +78,14 @@ class Pass(ABC):
         promise: ``exact`` (same outputs), ``additive`` (same outputs plus new ones), or ``defined`` (changes them as
             documented; overrides :meth:`reference`).
         after: names of passes that must not run later than this one.
+        moves_inputs: whether another value enters a module afterwards. Taps that were chosen before are chosen again,
+            so that the order of passes makes no difference.
     """
 
     pass_name: ClassVar[str] = ""
     promise: ClassVar[Promise] = "exact"
     after: ClassVar[tuple[str, ...]] = ()
+    moves_inputs: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -14,6 +14,8 @@ from layergraph.passes.registry import find_pass, make_pass
 
 Check = Callable[[Program, Program, Pass], Mapping[str, float]]
 """Given the program before and after a pass, and the pass: the largest relative error by output; raises if broken."""
+Prepare = Callable[[Pass, Program], Pass]
+"""Given a pass and the program it will run on: the pass with all it needs from outside of the graph."""
 Progress = Callable[[str], None]
 
 
@@ -50,6 +52,7 @@ def run(
     check: Check | None = None,
     strict: bool = False,
     keep_weights: bool = False,
+    prepare: Prepare | None = None,
     progress: Progress | None = None,
 ) -> Program:
     """The program after all passes, in order.
@@ -58,6 +61,7 @@ def run(
         check: called after each pass that changed something.
         strict: raise on a refusal, or where a pass finds nothing.
         keep_weights: keep weights that passes drop, so that every pass can be removed again.
+        prepare: called with each pass before it runs.
 
     Raises:
         LayerGraphError: whatever a pass raises, with the pass and those before it named.
@@ -71,12 +75,25 @@ def run(
         say(f"{label}: looking for sites")
         try:
             _check_order(item, current)
+            if prepare is not None:
+                item = prepare(item, current)
+            lifted = _lift_taps(current) if item.moves_inputs else []
+            for record in lifted:
+                current = remove(current, record.label)
             current = _run_one(current, item, label, check, strict, keep_weights, say)
+            for record in lifted:
+                again = make_pass(record.name, dict(record.options))
+                current = _run_one(current, again, record.label, check, False, keep_weights, say)
         except LayerGraphError as error:
             error.pass_name = error.pass_name or label
             error.ran = error.ran or tuple(ran)
             raise
     return current
+
+
+def _lift_taps(program: Program) -> list[PassRecord]:
+    """Passes that only return values of the graph. They choose again after one that moves what enters a module."""
+    return [record for record in program.history if record.promise == "additive" and record.outputs]
 
 
 def _run_one(
@@ -227,4 +244,4 @@ def _position(program: Program, what: Pass | str) -> int:
     )
 
 
-__all__ = ["Check", "remove", "resolve", "run"]
+__all__ = ["Check", "Prepare", "remove", "resolve", "run"]
