@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
 
 import layergraph as lg
 from layergraph.errors import EditError, NotFoundError
@@ -20,35 +19,9 @@ from layergraph.verify import check_structure
 ATEN = torch.ops.aten
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.linear = nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.linear(self.norm(x))
-
-
-class Stack(nn.Module):
-    """Repeated blocks, a buffer of each kind, and a tied head."""
-
-    def __init__(self, width: int = 8, depth: int = 3) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
-        self.register_buffer("scale", torch.full((width,), 2.0))
-        self.register_buffer("shift", torch.full((width,), 0.5), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x * self.scale + self.shift
-
-
 @pytest.fixture(scope="module")
-def program() -> Program:
-    torch.manual_seed(0)
-    return lg.trace(Stack().eval(), {"x": torch.randn(2, 3, 8)}).ir
+def program(stack_program: lg.Program) -> Program:
+    return stack_program.ir
 
 
 def add_output(edit: Edit) -> None:
