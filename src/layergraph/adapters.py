@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from layergraph.errors import InputError, NotSupportedError
-from layergraph.ir.adapter import Shadow
+from layergraph.ir.adapter import Adapter, Shadow
 from layergraph.ir.program import Program
 from layergraph.passes.base import Pass
 from layergraph.passes.weave_shadow import WeaveShadow
@@ -17,11 +21,99 @@ from layergraph.trace.adapter_plan import join_adapter, plan_shadow
 from layergraph.trace.adapter_read import AdapterSource, read_adapter
 from layergraph.trace.peft_model import is_peft_model
 
-ACTIVE = object()
-"""Stands for the adapter that is active, where a call names none."""
+# Programs (by id) whose adapters are off in this thread or task: `with program.disable_adapter()`.
+_DISABLED: ContextVar[frozenset[int]] = ContextVar("layergraph_disabled_adapters", default=frozenset())
+_LOCK = threading.Lock()
 
 
-def preparer(held: Shadow | None = None, model: Any = None) -> Any:
+class AdapterMethods:
+    """What a program can do with its adapters, in peft's words.
+
+    The graph is a value, the choice of adapter is not: as in peft, these methods change the program they are called
+    on. A call that runs meanwhile goes on with what it began with. Programs made by ``apply`` and ``remove`` have a
+    choice of their own. Threads that want different adapters name them per call, ``program(..., adapter="name")``, or
+    make a session each.
+    """
+
+    ir: Program
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """By name; empty where no shadow is woven in."""
+        return MappingProxyType(dict(self.ir.shadow.adapters) if self.ir.shadow is not None else {})
+
+    @property
+    def active_adapter(self) -> str | None:
+        """The adapter that a call uses which names none; None for the base model."""
+        return chosen_adapter(self)
+
+    def add_adapter(self, folder: Any, name: str) -> None:
+        """Hold one more adapter, ready to be chosen. Nothing is traced or compiled.
+
+        Args:
+            folder: what peft's ``save_pretrained`` wrote, a Hub id, or a PeftModel.
+            name: what it is called from now on.
+
+        Raises:
+            InputError: it is of another kind, differs from the others in what is part of the graph, has a tensor too
+                few or too many, or the name is taken. The program is unchanged then.
+            MissingFileError, FormatError, NotSupportedError: see :class:`layergraph.WeaveShadow`.
+        """
+        self._change(lambda program: add_adapter(program, folder, name))
+
+    def set_adapter(self, name: str) -> None:
+        """Use another adapter from now on.
+
+        Raises:
+            NotFoundError: there is none of that name.
+        """
+        self._change(lambda program: program.evolve(shadow=_shadow(program).with_active(name)))
+
+    def delete_adapter(self, name: str) -> None:
+        """Drop an adapter. If it was active, the first one left becomes so; without any, the base model answers.
+
+        Raises:
+            NotFoundError: there is none of that name.
+        """
+        self._change(lambda program: program.evolve(shadow=_shadow(program).without_adapter(name)))
+
+    @contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        """Within the block, and in this thread only, the base model answers: outputs are bit-equal to its own."""
+        _shadow(self.ir)
+        token = _DISABLED.set(_DISABLED.get() | {id(self)})
+        try:
+            yield
+        finally:
+            _DISABLED.reset(token)
+
+    def merge_adapter(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: what a shadow does depends on the input.
+
+        Raises:
+            NotSupportedError: always.
+        """
+        raise NotSupportedError(
+            "a shadow adapter cannot be merged into the base's weights: it is a trajectory that depends on the input, "
+            "not a change of weights",
+            do="keep the program as it is, or take the shadow alone with unload_shadow()",
+        )
+
+    merge_and_unload = unmerge_adapter = merge_adapter
+
+    def _change(self, how: Callable[[Program], Program]) -> None:
+        with _LOCK:
+            self.ir = how(self.ir)
+
+
+def chosen_adapter(program: AdapterMethods) -> str | None:
+    """The adapter that a call of ``program`` in this thread uses."""
+    if program.ir.shadow is None or id(program) in _DISABLED.get():
+        return None
+    return program.ir.shadow.active
+
+
+def preparer(held: Shadow | None = None, model: Any = None) -> Callable[[Pass, Program], Pass]:
     """A function that readies a pass for a program: reads adapters, traces the shadow backbone.
 
     Args:
@@ -43,7 +135,7 @@ def _sources(item: WeaveShadow, held: Shadow | None, model: Any) -> Mapping[str,
     if item.adapter is not None:
         return _named(read_adapter(item.adapter), item.name)
     if held is not None and held.adapters:
-        first = item.name if item.name in held.adapters else held.active or next(iter(held.adapters))
+        first = held.active or (item.name if item.name in held.adapters else next(iter(held.adapters)))
         order = sorted(held.adapters, key=lambda name: name != first)
         return {name: AdapterSource.of(held[name].config, held[name].tensors) for name in order}
     if is_peft_model(model):
@@ -79,30 +171,20 @@ def add_adapter(program: Program, source: Any, name: str) -> Program:
     return program.evolve(shadow=shadow if shadow.active is not None else shadow.with_active(name))
 
 
-def choose(program: Program, name: str | None) -> Program:
-    """The program with another adapter active; None for none."""
-    return program.evolve(shadow=_shadow(program).with_active(name))
-
-
-def delete_adapter(program: Program, name: str) -> Program:
-    return program.evolve(shadow=_shadow(program).without_adapter(name))
-
-
-def adapter_inputs(program: Program, wanted: tuple[str, ...], chosen: Any = ACTIVE) -> dict[str, torch.Tensor]:
+def adapter_inputs(program: Program, wanted: tuple[str, ...], name: str | None) -> dict[str, torch.Tensor]:
     """Values of the graph inputs that belong to an adapter; none where no shadow is woven in.
 
     Args:
         wanted: input names of the graph.
-        chosen: a name, None for the base model, :data:`ACTIVE` for the active one.
+        name: of an adapter, None for the base model.
 
     Raises:
         NotFoundError: no such adapter. NotSupportedError: one is named, and no shadow is woven in.
     """
     if program.shadow is None:
-        if chosen is not ACTIVE and chosen is not None:
+        if name is not None:
             _shadow(program)
         return {}
-    name = program.shadow.active if chosen is ACTIVE else chosen
     return program.shadow.inputs(name, wanted, program.state_dict)
 
 
@@ -115,4 +197,4 @@ def _shadow(program: Program) -> Shadow:
     return program.shadow
 
 
-__all__ = ["ACTIVE", "add_adapter", "adapter_inputs", "choose", "delete_adapter", "preparer"]
+__all__ = ["AdapterMethods", "adapter_inputs", "add_adapter", "chosen_adapter", "preparer"]

@@ -8,14 +8,17 @@ from typing import Any
 
 from torch import nn
 
+from layergraph.adapters import preparer
 from layergraph.errors import InputError, NotSupportedError
 from layergraph.ir import folder as folders
 from layergraph.passes import pipeline
 from layergraph.passes.base import Pass
 from layergraph.passes.fuse_patch_embed import FusePatchEmbed
+from layergraph.passes.weave_shadow import WeaveShadow
 from layergraph.program import Program
 from layergraph.progress import Progress, progress_line
 from layergraph.trace.export import trace as trace_model
+from layergraph.trace.peft_model import is_peft_model, unwrap_shadow
 from layergraph.verification import checker
 
 # What a model's ``fusion_config`` may ask for, and the pass that does it.
@@ -84,9 +87,17 @@ def optimize(
         chosen = passes_of(fusion_config)
     if chosen is None:
         chosen = _passes_of_config(model)
+    prepare = preparer(model=model)
     with progress_line(progress) as say:
-        program = model.ir if isinstance(model, Program) else trace_model(model, example_inputs, progress=say)
-        done = pipeline.run(program, chosen, check=checker(verify), strict=strict, keep_weights=verify, progress=say)
+        if isinstance(model, Program):
+            program = model.ir
+        else:
+            # The shadow of a PeftModel is woven in by the pass: traced is the base under it.
+            is_woven = is_peft_model(model) and any(isinstance(item, WeaveShadow) for item in chosen)
+            program = trace_model(unwrap_shadow(model) if is_woven else model, example_inputs, progress=say)
+        done = pipeline.run(
+            program, chosen, check=checker(verify), strict=strict, keep_weights=verify, prepare=prepare, progress=say
+        )
     return Program(done)
 
 

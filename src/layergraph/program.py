@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 from torch.export import ExportedProgram
 
+from layergraph.adapters import AdapterMethods, adapter_inputs, chosen_adapter, preparer
 from layergraph.errors import InputError
 from layergraph.ir import folder as folders
 from layergraph.ir import printing
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _FLAGS = ("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_router_logits")
 
 
-class Program:
+class Program(AdapterMethods):
     """A traced model. A value: :meth:`apply` and :meth:`remove` give new programs, this one stays valid.
 
     Made by :func:`layergraph.trace`, :func:`layergraph.optimize` or :func:`layergraph.load`. Safe to call from many
@@ -48,13 +49,19 @@ class Program:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model's forward returns for the same arguments: its own output class, taps in its fields.
 
+        Where a shadow is woven in, ``adapter=`` names the adapter for this call; None is the base model.
+
         Raises:
             InputError, InputTypeError: an argument is unknown, missing, or of another rank, dtype or size than traced.
         """
-        unit = self.ir.forward
+        program = self.ir
+        unit = program.forward
         return_dict = kwargs.pop("return_dict", None)
-        tensors = unit.interface.check(self._prepare(self._bind(args, kwargs)))
-        with nullcontext() if self.ir.model.training else torch.no_grad():
+        is_named = "adapter" in kwargs and "adapter" not in unit.interface.arguments
+        adapter = kwargs.pop("adapter") if is_named else chosen_adapter(self)
+        given = adapter_inputs(program, unit.interface.input_names, adapter)
+        tensors = unit.interface.check(self._prepare({**given, **self._bind(args, kwargs)}))
+        with nullcontext() if program.model.training else torch.no_grad():
             outputs = run_graph(unit, tensors)
         result = fill_template(unit.interface.template, outputs)
         return result.to_tuple() if return_dict is False and hasattr(result, "to_tuple") else result
@@ -147,6 +154,7 @@ class Program:
                 check=checker(verify),
                 strict=strict,
                 keep_weights=verify,
+                prepare=preparer(),
                 progress=say,
             )
         return Program(after)
@@ -158,7 +166,9 @@ class Program:
             NotFoundError: no such pass ran. InputError: it needs weights that a pass dropped.
         """
         with progress_line(progress) as say:
-            return Program(pipeline.remove(self.ir, item, check=checker(False), progress=say))
+            return Program(
+                pipeline.remove(self.ir, item, check=checker(False), prepare=preparer(self.ir.shadow), progress=say)
+            )
 
     # Looking ------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from layergraph.errors import InputError, NotFoundError
 from layergraph.passes.base import Pass
 from layergraph.passes.fuse_patch_embed import FusePatchEmbed
 from layergraph.passes.tap_outputs import TapOutputs
+from layergraph.passes.weave_shadow import WeaveShadow
 
 _PASSES: dict[str, type[Pass]] = {}
 
@@ -55,7 +56,7 @@ def make_pass(name: str, options: dict[str, Any]) -> Pass:
     return find_pass(name).from_options(dict(options))
 
 
-for _cls in (TapOutputs, FusePatchEmbed):
+for _cls in (TapOutputs, FusePatchEmbed, WeaveShadow):
     register_pass(_cls)
 
 __all__ = ["find_pass", "make_pass", "pass_names", "register_pass"]

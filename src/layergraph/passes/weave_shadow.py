@@ -35,7 +35,7 @@ class WeaveShadow(Pass):
     After::
 
         shadow.layers.1.inject
-            %0 f32[batch,sequence,64] = layergraph.shadow_inject(^add_4, ^shadow_update, ^shadow_layers_1_down_weight, ...)
+            %0 f32[batch,sequence,64] = layergraph.shadow_inject(^add_4, ^shadow_update, ...)
         layer 1 (model.layers.1)   h: f32[batch,sequence,64]
           input_layernorm
             %0 f32[batch,sequence,64] = to(h, f32)
@@ -164,7 +164,7 @@ def _hidden_in(call: ModuleCall) -> str:
 
 
 def _hidden_out(call: ModuleCall) -> str:
-    """As peft finds it: the tensor, the first of a tuple, or ``hidden_states`` or ``last_hidden_state`` of an object."""
+    """As peft finds it: the tensor, the first of a tuple, or a field of an object."""
     node: str | None = None
     if call.returns in ("tensor", "tuple"):
         node = call.output(0) if call.n_outputs else None
