@@ -15,7 +15,7 @@ from layergraph.errors import InputError
 from layergraph.ir import folder as folders
 from layergraph.ir import printing
 from layergraph.ir.execute import run_graph
-from layergraph.ir.interface import fill_template
+from layergraph.ir.interface import fill_template, flatten_argument
 from layergraph.ir.program import Program as GraphProgram
 from layergraph.passes import pipeline
 from layergraph.passes.base import Pass
@@ -88,7 +88,9 @@ class Program(AdapterMethods):
             given = {name: value for name, value in prepared.items() if name in names or name in given}
         kept = {}
         for name, value in given.items():
-            if name in names or not self._is_settled(name, value):
+            if isinstance(value, (tuple, list, dict)) and name not in interface.baked:
+                kept.update((flat, leaf) for flat, leaf in flatten_argument(name, value) if flat in names)
+            elif name in names or not self._is_settled(name, value):
                 kept[name] = value
         if self.ir.model.config is not None:
             wanted = {item.name: getattr(torch, item.dtype) for item in interface.inputs}

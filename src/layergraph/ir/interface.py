@@ -8,12 +8,14 @@ with names of graph outputs at its leaves. Everything here serialises to JSON.
 from __future__ import annotations
 
 import importlib
+import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from layergraph.errors import InputError, InputTypeError
 
@@ -161,6 +163,17 @@ class Interface:
         return make(like.shape[: len(item.shape)], dtype=getattr(torch, item.dtype), device=like.device)
 
 
+def flat_name(argument: str, keys: Sequence[Any]) -> str:
+    """Name of a tensor inside an argument: ``pair_0``, ``batch_pixels``."""
+    texts = (str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))) for key in keys)
+    return re.sub(r"\W", "_", "_".join([argument, *texts]))
+
+
+def flatten_argument(name: str, value: Any) -> list[tuple[str, Any]]:
+    """The leaves of an argument with their flat names; a bare tensor keeps the argument's own."""
+    return [(flat_name(name, keys), leaf) for keys, leaf in pytree.tree_flatten_with_path(value)[0]]
+
+
 def _check_tensor(item: GraphInput, value: Any, sizes: dict[str, tuple[int, str]]) -> None:
     expected = f"{item.dtype}[{', '.join(map(str, item.shape))}]"
     if not isinstance(value, torch.Tensor):
@@ -294,4 +307,4 @@ def _output_class(qualified: str) -> Any:
     return build
 
 
-__all__ = ["GraphInput", "Interface", "Output", "Template", "fill_template"]
+__all__ = ["GraphInput", "Interface", "Output", "Template", "fill_template", "flat_name", "flatten_argument"]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
+from torch.utils import _pytree as pytree
 
 from layergraph.errors import InputError, LayerGraphError, NotSupportedError, TraceError
 from layergraph.ir import exported as torch_side
@@ -73,6 +74,8 @@ def trace(
         flat = flatten_inputs(prepared)
         if not flat.tensors:
             raise InputError("example_inputs hold no tensor", do="pass the tensors that forward takes")
+        if example_inputs is not None:
+            _try_eager(model, arguments)
         labels = _size_labels(twin, flat, prepared, dynamic, hf)
         shapes = {
             name: dict.fromkeys(labels.get(name, range(tensor.dim()) if dynamic is True else ()), Dim.AUTO)
@@ -91,7 +94,7 @@ def trace(
             baked={name: value for name, value in flat.baked.items() if name in arguments},
             prologue=prologue.to_dict() if prologue is not None else None,
         )
-        info = hf.model_info(twin, model, training) if hf is not None else ModelInfo(qualified(type(model)), None)
+        info = hf.model_info(twin, model, training) if hf is not None else ModelInfo(qualified(type(model)), training=training)
         units = {"forward": GraphUnit(exported, interface, layers)}
         if cached is not False and hf is not None:
             say("tracing with a cache")
@@ -132,6 +135,30 @@ def _trace_step(twin: nn.Module, wanted: bool | None, is_special: bool, hf: Any)
         template=template,
     )
     return GraphUnit(exported, interface, layers, cache=plan.geometry), None
+
+
+def _try_eager(model: nn.Module, arguments: Mapping[str, Any]) -> None:
+    """Run a copy of the model once on example inputs of the caller's: fake tensors miss wrong dtypes, eager does not.
+
+    Raises:
+        TraceError: the model itself fails on them.
+    """
+    tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    if any(tensor.device.type == "meta" for tensor in (*tensors, *model.parameters())):
+        return
+    copies = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, dict(arguments))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            isolate(model)(**copies)
+    except LayerGraphError:
+        raise
+    except Exception as error:
+        raise TraceError(
+            f"{type(model).__name__} itself fails on these example inputs",
+            expected="inputs that its forward takes",
+            found=shorten(error),
+            do="check their shapes and dtypes",
+        ) from error
 
 
 def _hugging_face(model: nn.Module) -> Any:

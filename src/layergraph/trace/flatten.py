@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from layergraph.errors import InputError, InputTypeError, TraceError
-from layergraph.ir.interface import Template
+from layergraph.ir.interface import Template, flat_name
 from layergraph.trace.marks import qualified
 
 _BAKED_TYPES = (bool, int, float, str, type(None))
@@ -97,7 +96,7 @@ def flatten_inputs(arguments: Mapping[str, Any]) -> FlatInputs:
         plan: list[tuple[str | None, Any]] = []
         for keys, leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                flat = re.sub(r"\W", "_", "_".join([name, *(_key(key) for key in keys)]))
+                flat = flat_name(name, keys)
                 tensors[flat] = leaf
                 plan.append((flat, None))
             elif isinstance(leaf, _BAKED_TYPES):
@@ -159,10 +158,6 @@ def flatten_output(value: Any, name: str = "") -> tuple[Template, dict[str, torc
 
 def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
-
-
-def _key(key: Any) -> str:
-    return str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key))))
 
 
 __all__ = ["FlatInputs", "bind_example", "flatten_inputs", "flatten_output", "forward_arguments"]

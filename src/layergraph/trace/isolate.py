@@ -15,9 +15,10 @@ _QUANTISED = ("bitsandbytes", "gptqmodel", "auto_gptq", "awq", "torchao", "hqq",
 
 
 def isolate(model: nn.Module, *, training: bool = False) -> nn.Module:
-    """A copy of the module tree that shares parameters and buffers with ``model`` (its own ones for training).
+    """A copy of the module tree that shares parameters with ``model`` (has its own for training).
 
-    Stray FakeTensors that an earlier export left on modules are dropped from the copy.
+    Buffers are copied: a graph may change them when it runs, and the model must not notice. Stray FakeTensors that
+    an earlier export left on modules are dropped from the copy.
 
     Raises:
         InputTypeError: not a module.
@@ -31,7 +32,7 @@ def isolate(model: nn.Module, *, training: bool = False) -> nn.Module:
     _refuse(model)
     memo: dict[int, Any] = {}
     if not training:
-        memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        memo = {id(tensor): tensor for tensor in model.parameters()}
     for module in model.modules():
         for value in vars(module).values():
             if isinstance(value, FakeTensor):

@@ -1,0 +1,38 @@
+"""A program stands where the traced tower stood (3-patch-embed, "In place")."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import layergraph as lg
+from layergraph.testing.zoo import tiny_model
+from layergraph.trace.inputs import make_example_inputs
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_vl"])
+def test_the_tower_generates_inside_its_model_with_images_of_different_size(model_type: str, tmp_path) -> None:
+    model = tiny_model(model_type, "vlm")
+    inputs = make_example_inputs(model)
+    grids = inputs["image_grid_thw"]
+    assert len(grids) == 2 and not torch.equal(grids[0], grids[1])
+    options = {"max_new_tokens": 8, "do_sample": False}
+    expected = model.generate(**inputs, **options)
+    tower = model.model.visual
+    program = lg.optimize(tower, passes=["fuse-patch-embed"], strict=True)
+    loaded = lg.load(program.save(tmp_path / "tower"))
+    for replacement in (program.as_module(), loaded.as_module()):
+        model.model.visual = replacement
+        assert torch.equal(model.generate(**inputs, **options), expected)
+    model.model.visual = tower
+    assert torch.equal(model.generate(**inputs, **options), expected)
+
+
+def test_the_module_has_what_code_around_a_tower_reads() -> None:
+    tower = tiny_model("qwen2_vl", "vision")
+    module = lg.trace(tower).as_module()
+    assert module.dtype == tower.dtype and module.device == tower.device
+    assert module.spatial_merge_size == tower.spatial_merge_size
+    assert type(module.config) is type(tower.config)
+    assert module.state_dict().keys() == tower.state_dict().keys()
+    assert not module.training
