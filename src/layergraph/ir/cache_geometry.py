@@ -2,7 +2,8 @@
 
 A cached graph (``step``) takes these tensors as inputs and changes them in place. Layers whose attention reaches
 equally far form a *group*; a group has one tensor of positions, which says for every slot which token of the row it
-holds, and one input of slots to write.
+holds, and one input of slots to write. Layers that keep a summary of the past instead of its tokens (convolutions,
+state spaces, linear attention) have *states*, of one size however long the past.
 """
 
 from __future__ import annotations
@@ -64,11 +65,23 @@ class CacheTensor:
 
 
 @dataclass(frozen=True)
+class CacheState:
+    """One state kept for one layer: ``[batch, *shape]``, zero before the first token."""
+
+    name: str
+    layer: int
+    role: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
 class CacheGeometry:
     """Everything a cached graph keeps."""
 
     groups: tuple[CacheGroup, ...]
     tensors: tuple[CacheTensor, ...]
+    states: tuple[CacheState, ...] = ()
 
     def group(self, name: str) -> CacheGroup:
         return next(group for group in self.groups if group.name == name)
@@ -82,6 +95,7 @@ class CacheGeometry:
         return {
             "groups": [dict(group.__dict__) for group in self.groups],
             "tensors": [dict(tensor.__dict__) for tensor in self.tensors],
+            "states": [{**state.__dict__, "shape": list(state.shape)} for state in self.states],
         }
 
     @classmethod
@@ -89,7 +103,8 @@ class CacheGeometry:
         return cls(
             tuple(CacheGroup(**item) for item in data["groups"]),
             tuple(CacheTensor(**item) for item in data["tensors"]),
+            tuple(CacheState(**{**item, "shape": tuple(item["shape"])}) for item in data.get("states", ())),
         )
 
 
-__all__ = ["CacheGeometry", "CacheGroup", "CacheTensor"]
+__all__ = ["CacheGeometry", "CacheGroup", "CacheState", "CacheTensor"]

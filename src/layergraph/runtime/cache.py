@@ -2,6 +2,9 @@
 
 Tensors are preallocated, sequence first, and given to the program as inputs that it changes in place. The object
 stays the same for a whole conversation; its storage may be replaced when rows or capacity change.
+
+Token *n* of a row stands in slot *n*, or in slot *n* modulo the number of slots where layers look back only so far.
+So padding takes no room, rows at different lengths stay apart, and a step costs what the longest row holds.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import torch
 from transformers.cache_utils import Cache
 
 from layergraph.errors import InputError, NotSupportedError
-from layergraph.ir.cache_geometry import CacheGeometry, CacheGroup, CacheTensor
+from layergraph.ir.cache_geometry import CacheGeometry, CacheGroup, CacheState, CacheTensor
+from layergraph.runtime.rows import Rows
 
 # Slots are handed to the program in multiples of this, so that a step costs what is held and shapes repeat.
 BUCKET = 64
@@ -27,7 +31,7 @@ class DualCache(Cache):
     Args:
         geometry: of the program's ``step`` graph (or the program itself).
         batch_size: rows; None takes them from the first call.
-        capacity: tokens that fit without growing; None starts small and grows.
+        capacity: tokens in a row that fit without growing; None starts small and grows.
         fixed: overflow is an error instead of growth (always so under CUDA graphs).
         device: where the tensors live.
 
@@ -48,42 +52,56 @@ class DualCache(Cache):
         self.geometry: CacheGeometry = _geometry_of(geometry)
         self.device = torch.device(device)
         self.fixed = fixed
-        self.capacity = _round_up(capacity or BUCKET)
-        self.length = 0
         self.chunk = CHUNK
-        self._real = torch.zeros(0, 0, dtype=torch.bool)
+        self.rows = Rows()
         self._tensors: dict[str, torch.Tensor] = {}
-        self._rows = 0
+        self._broken = False
         if fixed and capacity is None:
             raise InputError("a cache of fixed size needs a capacity", do="pass capacity=")
-        if fixed:
-            self.capacity = int(capacity or 0)
+        if capacity is not None and capacity < 1:
+            raise InputError("a cache holds at least one token", found=f"capacity={capacity}", do="pass a larger one")
+        self.capacity = int(capacity) if capacity is not None else BUCKET
         if batch_size is not None:
             self._allocate(batch_size)
 
     # Looking ------------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        held = f"{self.length} of {self.capacity} tokens, {self._rows} rows"
-        return f"DualCache({', '.join(group.name for group in self.geometry.groups)}: {held})"
+        held = f"{self.length} of {self.capacity} tokens, {len(self.rows)} rows"
+        kinds = [group.name for group in self.geometry.groups] + ["states"] * bool(self.geometry.states)
+        return f"DualCache({', '.join(kinds)}: {held})"
 
     def __len__(self) -> int:
-        return len({tensor.layer for tensor in self.geometry.tensors})
+        return len({item.layer for item in (*self.geometry.tensors, *self.geometry.states)})
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(self._tensors.values())
 
     @property
+    def length(self) -> int:
+        """Tokens written in each row, padding included."""
+        return self.rows.length
+
+    @property
     def batch_size(self) -> int:
         """Rows held, -1 before the first call (as transformers has it)."""
-        return self._rows or -1
+        return len(self.rows) or -1
 
     @property
     def max_batch_size(self) -> int:
-        return self._rows
+        return len(self.rows)
+
+    @property
+    def n_tokens(self) -> torch.Tensor:
+        """Real tokens of each row, ``int64 [batch]`` on the CPU: the position its next token takes."""
+        return self.rows.counts.clone()
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Slots used, padding included; the same for every layer, skipped ones too."""
+        """Tokens written in each row, padding included; the same for every layer, skipped ones too."""
         return self.length
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
@@ -98,7 +116,7 @@ class DualCache(Cache):
 
     @property
     def is_initialized(self) -> bool:
-        return self._rows > 0
+        return len(self.rows) > 0
 
     @property
     def is_compileable(self) -> bool:
@@ -107,32 +125,26 @@ class DualCache(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        return True
+        """Whether the last tokens can be taken back (assisted decoding asks): not from states, which sum up all."""
+        return not self.geometry.states
 
     @property
     def is_sliding(self) -> list[bool]:
-        return [group.reach is not None for group in self._layer_groups()]
+        return [group is not None and group.reach is not None for group in self._layer_groups()]
 
     @property
     def is_linear(self) -> list[bool]:
-        return [False for _ in self._layer_groups()]
+        return [group is None for group in self._layer_groups()]
 
     @property
     def is_dummy(self) -> list[bool]:
         return [False for _ in self._layer_groups()]
 
-    def _layer_groups(self) -> list[CacheGroup]:
-        groups = {tensor.layer: tensor.group for tensor in self.geometry.tensors}
-        return [self.geometry.group(groups[layer]) for layer in sorted(groups)]
-
-    @property
-    def n_tokens(self) -> torch.Tensor:
-        """Real tokens of each row, ``int64 [batch]``: the position its next token takes."""
-        return self._real.sum(0) if self._rows else torch.zeros(0, dtype=torch.int64)
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
+    def _layer_groups(self) -> list[CacheGroup | None]:
+        """For each layer that keeps something, its group; None where it keeps states only."""
+        groups: dict[int, CacheGroup | None] = {state.layer: None for state in self.geometry.states}
+        groups |= {tensor.layer: self.geometry.group(tensor.group) for tensor in self.geometry.tensors}
+        return [groups[layer] for layer in sorted(groups)]
 
     # Stepping -----------------------------------------------------------------------------------------------------
 
@@ -140,60 +152,79 @@ class DualCache(Cache):
         """Tokens that can be written in one call, None for any number (windows hold only so many more)."""
         return self.chunk if any(group.reach is not None for group in self.geometry.groups) else None
 
-    def reserve(self, batch_size: int, n_tokens: int) -> None:
-        """Make room for ``n_tokens`` more in each of ``batch_size`` rows.
+    def reserve(self, real: torch.Tensor) -> None:
+        """Make room for new tokens; ``real`` is ``bool [batch, tokens]`` on the CPU, False for padding.
 
         Raises:
-            InputError: other rows are held, or a fixed capacity would overflow; nothing is lost.
+            InputError: other rows are held, padding stands where states cannot have it, or a fixed capacity would
+                overflow; nothing is lost.
         """
-        if self._rows and batch_size != self._rows:
+        batch = real.shape[0]
+        if self._broken:
+            raise InputError("a step on this cache failed half-way", do="reset() the cache and prefill again")
+        if len(self.rows) and batch != len(self.rows):
             raise InputError(
                 "the cache holds another number of rows",
-                expected=f"{self._rows} rows",
-                found=f"{batch_size} rows",
+                expected=f"{len(self.rows)} rows",
+                found=f"{batch} rows",
                 do="reset() it, or use batch_repeat_interleave or batch_select_indices",
             )
-        needed = self.length + n_tokens
+        if self.geometry.states and self.rows.has_gap(real):
+            raise InputError(
+                "padding after a row's first token would enter the states of layers that keep no tokens",
+                do="pad on the left, and only before the first token of a row",
+            )
+        held = self.rows.longest
+        needed = int(self.rows.after(real).max()) if batch else 0
         if needed > self.capacity and self.fixed:
             raise InputError(
                 "the cache is full",
-                expected=f"at most {self.capacity} tokens",
-                found=f"{needed} needed: {self.length} held, {n_tokens} new",
+                expected=f"at most {self.capacity} tokens in a row",
+                found=f"{needed} needed: {held} held, {self.capacity - held} free",
                 do="make it with a larger capacity, or without fixed=True",
             )
-        if not self._rows:
-            self.capacity = max(self.capacity, _round_up(needed) if not self.fixed else needed)
-            self._allocate(batch_size)
+        if not len(self.rows):
+            self.capacity = max(self.capacity, needed)
+            self._allocate(batch)
         elif needed > self.capacity:
-            self.capacity = _round_up(max(needed, self.capacity * 3 // 2))
-            self._change(lambda tensor, group: _grown(tensor, self._slots(group), group))
+            before, self.capacity = self.capacity, max(needed, self.capacity * 3 // 2)
+            try:
+                self._change(lambda tensor, group: _grown(tensor, self._slots(group), group))
+            except Exception:
+                self.capacity = before
+                raise
 
-    def views(self, n_tokens: int) -> dict[str, torch.Tensor]:
-        """The program's cache inputs for writing ``n_tokens``: contiguous prefixes of what is allocated."""
-        views = {}
+    def views(self, real: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The program's cache inputs for writing ``real`` tokens: contiguous prefixes of what is allocated."""
+        views = {state.name: self._tensors[state.name] for state in self.geometry.states}
+        needed = _round_up(int(self.rows.after(real).max()) + 1)  # one more, for padding to go to
         for group in self.geometry.groups:
-            slots = min(self._slots(group), _round_up(self.length + n_tokens))
+            slots = min(self._slots(group), needed)
             for name in (group.positions, *(tensor.name for tensor in self._members(group))):
-                view = self._tensors[name][:slots]
-                if not view.is_contiguous():
-                    raise InputError(f"cache tensor {name} is not contiguous", do="do not replace its storage")
-                views[name] = view
+                views[name] = self._tensors[name][:slots]
+        for name, view in views.items():
+            if not view.is_contiguous():
+                # Compiled programs would compute wrong and write elsewhere, without a word.
+                raise InputError(f"cache tensor {name} is not contiguous", do="do not replace its storage")
         return views
 
-    def slots(self, n_tokens: int) -> dict[str, torch.Tensor]:
-        """Where the next ``n_tokens`` go, ``int64 [batch, n_tokens]`` for each group."""
-        order = torch.arange(self.length, self.length + n_tokens, device=self.device)
+    def slots(self, tokens: torch.Tensor, real: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Where new tokens go, ``int64 [batch, tokens]`` for each group; ``tokens`` are positions, -1 for padding."""
+        # Padding goes where the row's next token will: it is overwritten by it, and nobody looks at it till then.
+        spare = self.rows.after(real).to(tokens.device)[:, None]
+        place = torch.where(tokens >= 0, tokens, spare)
         return {
-            group.write: (order % self._slots(group) if group.reach is not None else order)
-            .expand(self._rows, -1)
-            .contiguous()
+            group.write: (place % self._slots(group) if group.reach is not None else place).contiguous()
             for group in self.geometry.groups
         }
 
     def advance(self, real: torch.Tensor) -> None:
         """Count what was written; ``real`` is ``bool [batch, tokens]``, False for padding."""
-        self._real = torch.cat([self._real, real.t().cpu()])
-        self.length += real.shape[1]
+        self.rows.append(real)
+
+    def give_up(self) -> None:
+        """A step failed with some of its tokens written: nothing but :meth:`reset` helps then."""
+        self._broken = True
 
     # What transformers asks of a cache -----------------------------------------------------------------------------
 
@@ -205,57 +236,65 @@ class DualCache(Cache):
 
     def reset(self) -> None:
         """Forget all tokens; rows and storage stay."""
-        self.length = 0
-        self._real = self._real[:0]
-        for group in self.geometry.groups:
-            if self._rows:
+        self.rows.clear()
+        self._broken = False
+        if len(self.rows):
+            for group in self.geometry.groups:
                 self._tensors[group.positions].fill_(-1)
+            for state in self.geometry.states:
+                self._tensors[state.name].zero_()
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Row i becomes what row ``beam_idx[i]`` was (beam search)."""
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep the rows at ``indices``, in that order."""
-        if not self._rows:
+        """Keep the rows at ``indices`` (numbers, or a mask), in that order."""
+        if not len(self.rows):
             return
-        index = indices.to(self.device)
-        self._change(lambda tensor, group: tensor.index_select(1, index))
-        self._real = self._real[:, indices.cpu()]
-        self._rows = self._real.shape[1]
+        chosen = torch.arange(len(self.rows))[indices.cpu()]
+        index = chosen.to(self.device)
+        self._change(lambda tensor, group: tensor.index_select(0 if group is None else 1, index))
+        self.rows.select(chosen)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row ``repeats`` times, side by side."""
-        if not self._rows:
-            return
-        self._change(lambda tensor, group: tensor.repeat_interleave(repeats, dim=1))
-        self._real = self._real.repeat_interleave(repeats, dim=1)
-        self._rows = self._real.shape[1]
+        self.batch_select_indices(torch.arange(len(self.rows)).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens: a negative count says how many, a positive one how long the cache shall be.
 
         Raises:
-            InputError: more tokens than a window still holds what lies before.
+            InputError: a window no longer holds what lies before the tokens to remove; nothing is lost.
+            NotSupportedError: states cannot be taken back.
         """
         count = -tokens_to_remove if tokens_to_remove <= 0 else max(0, self.length - tokens_to_remove)
         count = min(count, self.length)
         if count == 0:
             return
-        limit = self.max_tokens()
-        if limit is not None and count > limit and self.length > limit:
-            raise InputError(
-                "windows no longer hold what lies before the tokens to remove",
-                expected=f"at most {limit} tokens",
-                found=str(count),
+        if not self.is_croppable:
+            raise NotSupportedError(
+                "states of layers that keep no tokens cannot be taken back",
+                found=f"{len(self.geometry.states)} states",
                 do="reset() the cache and prefill again",
             )
-        gone = torch.arange(self.length - count, self.length, device=self.device)
+        after = self.rows.before_last(count)
         for group in self.geometry.groups:
-            slots = gone % self._slots(group) if group.reach is not None else gone
-            self._tensors[group.positions][slots] = -1
-        self.length -= count
-        self._real = self._real[: self.length]
+            if group.reach is not None:
+                # One slot may hold padding; the others hold the newest tokens that ever were.
+                oldest = self.rows.highest - (self._slots(group) - 1)
+                if bool(((oldest > 0) & (oldest > (after - group.reach + 1).clamp(min=0))).any()):
+                    raise InputError(
+                        f"{group.name} no longer holds what lies before the tokens to remove",
+                        expected=f"at most {self.chunk} tokens",
+                        found=str(count),
+                        do="reset() the cache and prefill again",
+                    )
+        limit = after.to(self.device)[None, :]
+        for group in self.geometry.groups:
+            positions = self._tensors[group.positions]
+            positions.masked_fill_(positions >= limit, -1)
+        self.rows.drop_last(count)
 
     def activate_past_recording(self) -> None:
         """Nothing to do: windows always keep enough for :meth:`crop` to undo one call."""
@@ -266,24 +305,29 @@ class DualCache(Cache):
         return [tensor for tensor in self.geometry.tensors if tensor.group == group.name]
 
     def _slots(self, group: CacheGroup) -> int:
-        """A window holds its reach, and as many more as one call writes: no query misses a key of its window."""
+        """A window holds its reach, what one call writes, so that no query misses a key, and one slot for padding."""
         if group.reach is None:
-            return self.capacity
-        return group.reach - 1 + self.chunk
+            return _round_up(self.capacity + 1)
+        return group.reach + self.chunk
 
     def _allocate(self, batch_size: int) -> None:
-        self._rows = batch_size
-        self._real = torch.zeros(0, batch_size, dtype=torch.bool)
+        tensors: dict[str, torch.Tensor] = {}
         for group in self.geometry.groups:
             slots = self._slots(group)
-            self._tensors[group.positions] = torch.full((slots, batch_size), -1, device=self.device)
+            tensors[group.positions] = torch.full((slots, batch_size), -1, device=self.device)
             for tensor in self._members(group):
-                shape = (slots, batch_size, tensor.heads, tensor.features)
                 # Zeros, not empty: a masked slot is multiplied by a weight of 0, and 0 * NaN is NaN.
-                self._tensors[tensor.name] = torch.zeros(shape, dtype=getattr(torch, tensor.dtype), device=self.device)
+                tensors[tensor.name] = self._zeros(tensor, slots, batch_size, tensor.heads, tensor.features)
+        for state in self.geometry.states:
+            tensors[state.name] = self._zeros(state, batch_size, *state.shape)
+        self._tensors = tensors
+        self.rows = Rows(batch_size)
 
-    def _change(self, change: Callable[[torch.Tensor, CacheGroup], torch.Tensor]) -> None:
-        changed = {}
+    def _zeros(self, item: CacheTensor | CacheState, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=getattr(torch, item.dtype), device=self.device)
+
+    def _change(self, change: Callable[[torch.Tensor, CacheGroup | None], torch.Tensor]) -> None:
+        changed = {state.name: change(self._tensors[state.name], None) for state in self.geometry.states}
         for group in self.geometry.groups:
             for name in (group.positions, *(tensor.name for tensor in self._members(group))):
                 changed[name] = change(self._tensors[name], group)
@@ -304,8 +348,8 @@ def _geometry_of(source: Any) -> CacheGeometry:
     return step.cache
 
 
-def _grown(tensor: torch.Tensor, slots: int, group: CacheGroup) -> torch.Tensor:
-    if group.reach is not None or tensor.shape[0] >= slots:
+def _grown(tensor: torch.Tensor, slots: int, group: CacheGroup | None) -> torch.Tensor:
+    if group is None or group.reach is not None or tensor.shape[0] >= slots:
         return tensor
     fill = -1 if tensor.dim() == 2 else 0
     grown = tensor.new_full((slots, *tensor.shape[1:]), fill)

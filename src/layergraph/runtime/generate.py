@@ -80,16 +80,31 @@ class ProgramForGeneration(PreTrainedModel, GenerationMixin):
         **kwargs: Any,
     ) -> Any:
         held = cache if cache is not None else past_key_values
-        if inputs_embeds is not None or input_ids is None:
-            raise NotSupportedError("this graph takes token ids, not embeddings", do="pass input_ids")
         if held is None:
+            if input_ids is None or inputs_embeds is not None:
+                raise NotSupportedError("the uncached graph takes token ids, not embeddings", do="use_cache=True")
+            self._refuse_missing("forward", kwargs)
             return self._uncached(input_ids, attention_mask, position_ids, logits_to_keep)
         if not isinstance(held, DualCache):
             raise InputError("not a cache of a program", expected="layergraph.DualCache", found=type(held).__name__)
-        outputs = Session(self._program, held).step(input_ids, attention_mask, position_ids, logits_to_keep)
-        result = fill_template(self._program["step"].interface.template, outputs)
+        self._refuse_missing("step", kwargs)
+        session = Session(self._program, held)
+        outputs = session.step(input_ids, attention_mask, position_ids, logits_to_keep, inputs_embeds=inputs_embeds)
+        result = fill_template(session.unit.interface.template, outputs)
         result[CACHE_NAME] = held
         return result
+
+    def _refuse_missing(self, graph: str, flags: dict[str, Any]) -> None:
+        """Asking for hidden states and the like where no tap returns them is an error, not an empty field."""
+        outputs = self._program[graph].interface.outputs
+        for flag, value in flags.items():
+            key = flag.removeprefix("output_")
+            if flag != key and value and not any(name.partition(".")[0] == key for name in outputs):
+                raise InputError(
+                    f"{flag}=True, and the {graph} graph returns no {key}",
+                    expected=f"{flag}=False",
+                    do=f'program.apply(layergraph.TapOutputs("{key}")) before generate()',
+                )
 
     def _uncached(
         self,

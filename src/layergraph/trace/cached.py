@@ -4,22 +4,27 @@ The model's own forward is traced over a cache whose layers write into tensors g
 made here from positions, so rows may be padded on either side and stand at different lengths. Inputs:
 
 ====================  =========================  ============================================================
-``input_ids``         int64 [batch, tokens]      the new tokens
+``input_ids``         int64 [batch, tokens]      the new tokens; -1 where an embedding is given instead
+``inputs_embeds``     [batch, tokens, features]  embeddings, read where ``input_ids`` is -1
 ``position_ids``      int64 [batch, tokens]      for position embeddings
 ``token_positions``   int64 [batch, tokens]      which token of its row each one is, from 0; -1 for padding
 ``logits_to_keep``    int64 [kept]               which of the new tokens get logits (models with a head)
 ``GROUP_write``       int64 [batch, tokens]      slots to write, for each group of layers
 ``GROUP_positions``   int64 [slots, batch]       mutated: the token that each slot holds, -1 for none
 ``cache_L_keys``...   [slots, batch, heads, d]   mutated
+``cache_L_conv_0``..  [batch, ...]               mutated: states of layers that keep no tokens
 ====================  =========================  ============================================================
 
-Batch, tokens and slots are dynamic.
+Batch, tokens and slots are dynamic. A group that holds everything keeps token *n* in slot *n* (position biases of
+some models rely on it).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +32,13 @@ import torch
 from torch import nn
 
 from layergraph.errors import NotSupportedError
-from layergraph.ir.cache_geometry import CacheGeometry, CacheGroup, CacheTensor
+from layergraph.ir.cache_geometry import CacheGeometry, CacheGroup, CacheState, CacheTensor
+from layergraph.trace.cached_kinds import adapted, refuse_kinds
+from layergraph.trace.cached_layers import traced_cache
+from layergraph.trace.cached_masks import visible, write_positions
 
-_ATEN = torch.ops.aten
 # Sizes at trace time: no two equal, none that torch would fix.
-_BATCH, _TOKENS, _SLOTS = 2, 5, 24
+_BATCH, _TOKENS, _SLOTS, _KEPT = 2, 5, 24, 3
 
 
 def can_cache(model: nn.Module) -> bool:
@@ -72,186 +79,224 @@ def plan_cached(model: nn.Module) -> CachedCall:
     """Find out what ``model`` (a private copy) caches, by running it once on two tokens, and how to trace that.
 
     Raises:
-        NotSupportedError: it keeps something that is not keys and values.
+        NotSupportedError: it keeps something that cached graphs do not hold; says what.
     """
-    from transformers import DynamicCache
-
-    device = next(model.parameters()).device
-    cache = DynamicCache(config=model.config)
+    refuse_kinds(model)
     names = inspect.signature(model.forward).parameters
-    probe = {"input_ids": torch.zeros(1, 2, dtype=torch.int64, device=device), "use_cache": True}
-    with torch.no_grad():
-        model(**probe, **{_cache_name(names): cache})
-    types, _ = _layer_types(model.config)
-    geometry = _geometry(cache, types)
-    tensors, dims = _examples(geometry, device, "logits_to_keep" in names)
-    dtype = next(model.parameters()).dtype
-    eager = getattr(model.config, "_attn_implementation", None) == "eager"
-    kinds = {types[tensor.layer]: tensor.group for tensor in geometry.tensors}
+    types = _layer_types(model.config)
+    probed = _probe(model, names)
+    geometry = _geometry(probed.cache, types)
+    tensors, dims = _examples(geometry, next(model.parameters()).device, probed.embedding, "logits_to_keep" in names)
+    dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    additive = dtype if getattr(model.config, "_attn_implementation", None) == "eager" else None
+    kinds: dict[str, str] = {_kind(types, tensor.layer): tensor.group for tensor in geometry.tensors}
+    state_kinds = {_kind(types, state.layer) for state in geometry.states}
+    widest = next((group for group in geometry.groups if group.reach is None), next(iter(geometry.groups), None))
+    n_layers = max([len(types), *(item.layer + 1 for item in (*geometry.tensors, *geometry.states))])
+    own_cache = type(probed.cache) if _own_cache(model) else None
+    model_forward = model.forward
 
     def call(flat: Mapping[str, torch.Tensor]) -> Any:
-        masks = {group.name: _mask(group, flat, dtype if eager else None) for group in geometry.groups}
-        mask: Any = {kind: masks[group] for kind, group in kinds.items()}
-        if len(geometry.groups) == 1:
-            mask = masks[geometry.groups[0].name]
+        masks = {}
+        for group in geometry.groups:
+            write_positions(group, flat)
+            masks[group.name] = visible(group, flat, additive=additive)
+        # Layers with states want to know which tokens are padding: those must not enter the state.
+        real = (flat["token_positions"] >= 0).to(torch.int64)
+        by_kind = dict.fromkeys(state_kinds, real) | {kind: masks[group] for kind, group in kinds.items()}
         arguments: dict[str, Any] = {
             "input_ids": flat["input_ids"],
             "position_ids": flat["position_ids"],
-            "attention_mask": mask,
+            "attention_mask": by_kind if len({*masks, *state_kinds}) > 1 else next(iter(by_kind.values())),
             "use_cache": True,
-            _cache_name(names): _TracedCache(geometry, flat),
+            _cache_name(names): traced_cache(geometry, flat, n_layers, own_cache),
+            "logits_to_keep": flat.get("logits_to_keep"),
         }
-        if "logits_to_keep" in names:
-            arguments["logits_to_keep"] = flat["logits_to_keep"]
-        return model_forward(**arguments)
+        with adapted(model, widest, flat), _embeddings(model, flat):
+            return model_forward(**{name: value for name, value in arguments.items() if name in names})
 
-    model_forward = model.forward
     return CachedCall(geometry, tensors, dims, call)
 
 
-def _cache_name(parameters: Mapping[str, Any]) -> str:
-    return "cache" if "cache" in parameters else "past_key_values"
+# What a model keeps -----------------------------------------------------------------------------------------------
 
 
-def _layer_types(config: Any) -> tuple[list[str], Any]:
+@dataclass
+class _Probed:
+    cache: Any
+    embedding: torch.Tensor | None = None
+
+
+def _probe(model: nn.Module, names: Mapping[str, Any]) -> _Probed:
+    """The cache that one call on two tokens leaves, and what the embedding of a token looks like."""
+    from transformers import DynamicCache
+
+    probed = _Probed(None)
+    table = model.get_input_embeddings()  # type: ignore[operator]
+    calls: list[torch.Tensor] = []
+    handle = table.register_forward_hook(lambda module, args, output: calls.append(output))
+    device = next(model.parameters()).device
+    given: dict[str, Any] = {"input_ids": torch.zeros(1, 2, dtype=torch.int64, device=device), "use_cache": True}
+    if not _own_cache(model):
+        probed.cache = given[_cache_name(names)] = DynamicCache(config=model.config)
+    try:
+        with torch.no_grad():
+            output = model(**given)
+    finally:
+        handle.remove()
+    if probed.cache is None:
+        probed.cache = output[_cache_name(output)]
+    if len(calls) == 1 and isinstance(calls[0], torch.Tensor) and calls[0].dim() == 3:
+        probed.embedding = calls[0]
+    return probed
+
+
+def _own_cache(model: nn.Module) -> bool:
+    """Whether the model insists on a class of cache that its own module defines."""
+    from transformers.cache_utils import Cache
+
+    scope = vars(sys.modules[type(model).__module__]).values()
+    return any(isinstance(item, type) and issubclass(item, Cache) and _is_local(item, model) for item in scope)
+
+
+def _is_local(cls: type, model: nn.Module) -> bool:
+    return cls.__module__ == type(model).__module__
+
+
+def _cache_name(names: Any) -> str:
+    return "cache" if "cache" in names else "past_key_values"
+
+
+def _layer_types(config: Any) -> list[str]:
     from transformers.cache_utils import get_layer_types_and_kwargs
 
-    return get_layer_types_and_kwargs(config)
+    return list(getattr(config, "layer_types", None) or get_layer_types_and_kwargs(config)[0])
+
+
+def _kind(types: list[str], layer: int) -> str:
+    return types[layer] if layer < len(types) else "full_attention"
 
 
 def _geometry(cache: Any, types: list[str]) -> CacheGeometry:
     groups: dict[str, CacheGroup] = {}
     tensors: list[CacheTensor] = []
+    states: list[CacheState] = []
     for index, layer in enumerate(cache.layers):
-        kind = types[index] if index < len(types) else "full_attention"
+        states.extend(_states(index, layer))
         name = type(layer).__name__
         if name == "DummyLayer" or not getattr(layer, "is_initialized", False):
             continue
-        if name not in ("DynamicLayer", "DynamicSlidingWindowLayer"):
+        if not name.endswith(("DynamicLayer", "DynamicSlidingWindowLayer", "AttentionLayer")):
             raise NotSupportedError(
-                f"layer {index} keeps {kind} state, which cached graphs do not hold yet",
+                f"layer {index} keeps {_kind(types, index)} state, which cached graphs do not hold",
                 found=name,
                 do="trace with cached=False: the uncached graph is complete",
             )
-        group = CacheGroup("full")
-        if name == "DynamicSlidingWindowLayer":
-            reach = int(layer.sliding_window)
-            is_chunk = kind == "chunked_attention"
-            group = CacheGroup(f"chunk{reach}", chunk=reach) if is_chunk else CacheGroup(f"window{reach}", window=reach)
+        group = _group(layer, _kind(types, index))
         groups[group.name] = group
         for role, tensor in (("keys", layer.keys), ("values", layer.values)):
             heads, features = int(tensor.shape[1]), int(tensor.shape[3])
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            tensors.append(CacheTensor(f"cache_{index}_{role}", index, role, group.name, heads, features, dtype))
-    return CacheGeometry(tuple(groups.values()), tuple(tensors))
+            tensors.append(
+                CacheTensor(f"cache_{index}_{role}", index, role, group.name, heads, features, _text(tensor.dtype))
+            )
+    for index, state in enumerate(getattr(cache, "linear_cache", ())):
+        if isinstance(state, torch.Tensor):
+            states.append(_state(index, "recurrent_0", state))
+    if not tensors and not states:
+        raise NotSupportedError("the model keeps nothing in the cache it is given", found=type(cache).__name__)
+    return CacheGeometry(tuple(groups.values()), tuple(tensors), tuple(states))
+
+
+def _group(layer: Any, kind: str) -> CacheGroup:
+    reach = getattr(layer, "sliding_window", None)
+    if reach is None:
+        return CacheGroup("full")
+    if kind == "chunked_attention":
+        return CacheGroup(f"chunk{reach}", chunk=int(reach))
+    return CacheGroup(f"window{reach}", window=int(reach))
+
+
+def _states(index: int, layer: Any) -> Iterator[CacheState]:
+    for kind in ("conv", "recurrent"):
+        for number, tensor in (getattr(layer, f"{kind}_states", None) or {}).items():
+            if tensor is not None:
+                yield _state(index, f"{kind}_{number}", tensor)
+
+
+def _state(index: int, role: str, tensor: torch.Tensor) -> CacheState:
+    return CacheState(f"cache_{index}_{role}", index, role, tuple(tensor.shape[1:]), _text(tensor.dtype))
+
+
+def _text(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# The trace's inputs -----------------------------------------------------------------------------------------------
 
 
 def _examples(
-    geometry: CacheGeometry, device: torch.device, keeps_logits: bool
+    geometry: CacheGeometry, device: torch.device, embedding: torch.Tensor | None, keeps_logits: bool
 ) -> tuple[dict[str, torch.Tensor], dict[str, dict[int, str]]]:
-    def integers(*shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.int64, device=device)
-
     order = torch.arange(_TOKENS, device=device).expand(_BATCH, -1).contiguous()
-    tensors: dict[str, torch.Tensor] = {
-        "input_ids": integers(_BATCH, _TOKENS),
-        "position_ids": order,
-        "token_positions": order.clone(),
-    }
-    dims: dict[str, dict[int, str]] = {name: {0: "batch", 1: "tokens"} for name in tensors}
+    each = {0: "batch", 1: "tokens"}
+    tensors: dict[str, torch.Tensor] = {"input_ids": torch.zeros_like(order)}
+    dims: dict[str, dict[int, str]] = {"input_ids": each}
+
+    def add(name: str, tensor: torch.Tensor, labels: dict[int, str]) -> None:
+        tensors[name], dims[name] = tensor, labels
+
+    if embedding is not None:
+        features = embedding.shape[-1]
+        add("inputs_embeds", torch.zeros(_BATCH, _TOKENS, features, dtype=embedding.dtype, device=device), each)
+    add("position_ids", order, each)
+    add("token_positions", order.clone(), each)
     if keeps_logits:
-        tensors["logits_to_keep"] = torch.arange(3, device=device)
-        dims["logits_to_keep"] = {0: "kept"}
+        add("logits_to_keep", torch.arange(_KEPT, device=device), {0: "kept"})
     for number, group in enumerate(geometry.groups):
         # Each group has its own length: windows are shorter than the full context.
         slots = _SLOTS + 8 * number
-        tensors[group.write] = order.clone()
-        dims[group.write] = {0: "batch", 1: "tokens"}
-        tensors[group.positions] = integers(slots, _BATCH) - 1
-        dims[group.positions] = {0: f"{group.name}_slots", 1: "batch"}
+        labels = {0: f"{group.name}_slots", 1: "batch"}
+        add(group.write, order.clone(), each)
+        add(group.positions, torch.full((slots, _BATCH), -1, device=device), labels)
         for tensor in geometry.tensors:
             if tensor.group == group.name:
                 shape = (slots, _BATCH, tensor.heads, tensor.features)
-                tensors[tensor.name] = torch.zeros(shape, dtype=getattr(torch, tensor.dtype), device=device)
-                dims[tensor.name] = {0: f"{group.name}_slots", 1: "batch"}
+                add(tensor.name, torch.zeros(shape, dtype=getattr(torch, tensor.dtype), device=device), labels)
+    for state in geometry.states:
+        value = torch.zeros(_BATCH, *state.shape, dtype=getattr(torch, state.dtype), device=device)
+        add(state.name, value, {0: "batch"})
     return tensors, dims
 
 
-def _mask(group: CacheGroup, flat: Mapping[str, torch.Tensor], additive: torch.dtype | None) -> torch.Tensor:
-    """Which slots each new token sees, ``[batch, 1, tokens, slots]``: bool, or additive for eager attention.
+@contextmanager
+def _embeddings(model: nn.Module, flat: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Let given embeddings stand in for tokens -1, inside the model's own embedding.
 
-    Also writes the new tokens' positions: after that a slot's position tells all there is to know.
+    One graph for ids and embeddings, mixed at will, costs a comparison; a graph of its own for embeddings would cost
+    as much to trace as the whole step.
     """
-    query = flat["token_positions"]
-    write, held = flat[group.write], flat[group.positions]
-    rows = torch.arange(query.shape[0], device=query.device)
-    held.index_put_((write.t(), rows[None, :]), query.t())
-    key = held.t()[:, None, :]
-    position = query[:, :, None]
-    seen = (key >= 0) & (key <= position)
-    if group.window is not None:
-        seen = seen & (position - key < group.window)
-    if group.chunk is not None:
-        seen = seen & (position // group.chunk == key // group.chunk)
-    # Padding sees itself and nothing else: a row without any key would be 0 / 0.
-    own = torch.arange(held.shape[0], device=query.device)[None, None, :] == write[:, :, None]
-    mask = (seen | own)[:, None]
-    if additive is None:
-        return mask
-    lowest = torch.finfo(additive).min
-    return torch.where(mask, torch.zeros((), dtype=additive), torch.full((), lowest, dtype=additive))
+    if "inputs_embeds" not in flat:
+        yield
+        return
+    table = model.get_input_embeddings()  # type: ignore[operator]
+    given = flat["input_ids"] < 0
 
+    def clamp(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0].clamp(min=0), *args[1:])
 
-class _TracedLayer:
-    """One layer of the cache during the trace: writes into the given tensors, returns all slots."""
+    def choose(module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        return torch.where(given[..., None], flat["inputs_embeds"], output)
 
-    is_sliding = False
-    is_compileable = False
-    supports_early_init = False
-    is_initialized = True
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, write: torch.Tensor) -> None:
-        self.keys, self.values, self._write = keys, values, write
-
-    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = torch.arange(keys.shape[0], device=keys.device)
-        index = (self._write.t(), rows[None, :])
-        for held, new in ((self.keys, keys), (self.values, values)):
-            held.index_put_(index, new.permute(2, 0, 1, 3))
-        return self.keys.permute(1, 2, 0, 3), self.values.permute(1, 2, 0, 3)
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return int(self.keys.shape[0]), 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-
-class _Absent(_TracedLayer):
-    """A layer that keeps nothing."""
-
-    def __init__(self) -> None:
-        pass
-
-    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return keys, values
-
-
-def _TracedCache(geometry: CacheGeometry, flat: Mapping[str, torch.Tensor]) -> Any:
-    from transformers.cache_utils import Cache
-
-    count = max(tensor.layer for tensor in geometry.tensors) + 1
-    layers: list[Any] = [_Absent() for _ in range(count)]
-    held = {(tensor.layer, tensor.role): tensor for tensor in geometry.tensors}
-    for index in range(count):
-        if (index, "keys") in held:
-            keys, values = held[index, "keys"], held[index, "values"]
-            write = flat[geometry.group(keys.group).write]
-            layers[index] = _TracedLayer(flat[keys.name], flat[values.name], write)
-    return Cache(layers=layers)
+    # Before the recorder's hooks: what the embedding returns is what the first layer gets.
+    handles = [
+        table.register_forward_pre_hook(clamp, prepend=True),
+        table.register_forward_hook(choose, prepend=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 __all__ = ["CachedCall", "can_cache", "plan_cached"]
