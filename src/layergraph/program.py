@@ -88,7 +88,7 @@ class Program(AdapterMethods):
             given = {name: value for name, value in prepared.items() if name in names or name in given}
         kept = {}
         for name, value in given.items():
-            if isinstance(value, (tuple, list, dict)) and name not in interface.baked:
+            if isinstance(value, (tuple, list, dict)) and name not in names and name not in interface.baked:
                 kept.update((flat, leaf) for flat, leaf in flatten_argument(name, value) if flat in names)
             elif name in names or not self._is_settled(name, value):
                 kept[name] = value

@@ -94,7 +94,9 @@ def trace(
             baked={name: value for name, value in flat.baked.items() if name in arguments},
             prologue=prologue.to_dict() if prologue is not None else None,
         )
-        info = hf.model_info(twin, model, training) if hf is not None else ModelInfo(qualified(type(model)), training=training)
+        info = ModelInfo(qualified(type(model)), training=training)
+        if hf is not None:
+            info = hf.model_info(twin, model, training)
         units = {"forward": GraphUnit(exported, interface, layers)}
         if cached is not False and hf is not None:
             say("tracing with a cache")
