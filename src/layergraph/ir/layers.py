@@ -15,6 +15,8 @@ from typing import Any
 
 import torch.fx
 
+from layergraph.ir.spare import Spare
+
 
 @dataclass(frozen=True)
 class ModuleCall:
@@ -51,13 +53,21 @@ class ModuleCall:
         Raises:
             IndexError: there is no such entry.
         """
+        key = self.output_key(index)
+        return next((node for name, node in self.outputs if name == key), None)
+
+    def output_key(self, index: int = 0) -> str:
+        """Key of that entry.
+
+        Raises:
+            IndexError: there is no such entry.
+        """
         if self.returns == "tensor":
-            return self.outputs[0][1]
+            return self.outputs[0][0]
         keys = list(dict.fromkeys(key.partition(".")[0] for key, _ in self.outputs))
         if not -len(keys) <= index < len(keys):
             raise IndexError(index)
-        key = keys[index]
-        return next((node for name, node in self.outputs if name == key), None)
+        return keys[index]
 
     @property
     def n_outputs(self) -> int:
@@ -80,10 +90,12 @@ class LayerIndex:
     Attributes:
         calls: see :class:`ModuleCall`.
         bases: for each class of a call, the classes it derives from (itself first), as ``module:qualname``.
+        spare: what modules returned and nothing in the graph uses.
     """
 
     calls: tuple[ModuleCall, ...] = ()
     bases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    spare: Spare = field(default_factory=Spare)
 
     @cached_property
     def by_path(self) -> Mapping[str, tuple[ModuleCall, ...]]:
@@ -128,6 +140,14 @@ class LayerIndex:
                 return True
         return False
 
+    def spare_output(self, call: ModuleCall, index: int = 0) -> str | None:
+        """Name of the spare node that is entry ``index`` of what ``call`` returned, if it is one.
+
+        Raises:
+            IndexError: there is no such entry.
+        """
+        return self.spare.outputs.get(f"{call.path}#{call.occurrence}:{call.output_key(index)}")
+
     def renamed(self, names: Mapping[str, str | None]) -> LayerIndex:
         """The same index where nodes were replaced (``old -> new``) or are gone (``old -> None``)."""
         if not names:
@@ -138,7 +158,7 @@ class LayerIndex:
             outputs = tuple((key, None if node is None else _resolve(names, node)) for key, node in call.outputs)
             alive = tuple((key, node) for key, node in inputs if node is not None)
             calls.append(replace(call, inputs=alive, outputs=outputs))
-        return replace(self, calls=tuple(calls))
+        return replace(self, calls=tuple(calls), spare=self.spare.renamed(names))
 
     def entered(self, path: str, old: str, new: str) -> LayerIndex:
         """The same index where the module at ``path``, and those inside it, are given node ``new`` for ``old``."""
@@ -151,7 +171,7 @@ class LayerIndex:
             if call.path == path or call.path.startswith(path + "."):
                 call = replace(call, inputs=swap(call.inputs), outputs=swap(call.outputs))
             calls.append(call)
-        return replace(self, calls=tuple(calls))
+        return replace(self, calls=tuple(calls), spare=self.spare.entered(path, old, new))
 
     def with_call(
         self,
@@ -171,12 +191,14 @@ class LayerIndex:
         return {
             "calls": [call.to_list() for call in self.calls],
             "bases": {name: list(bases) for name, bases in self.bases.items()},
+            "spare": self.spare.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LayerIndex:
         calls = tuple(ModuleCall.from_list(item) for item in data["calls"])
-        return cls(calls, {name: tuple(bases) for name, bases in data["bases"].items()})
+        bases = {name: tuple(bases) for name, bases in data["bases"].items()}
+        return cls(calls, bases, Spare.from_dict(data.get("spare", {})))
 
 
 def _resolve(names: Mapping[str, str | None], node: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -11,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from layergraph.ir.program import Capture, ModelInfo
+from layergraph.ir.program import ModelInfo
 from layergraph.trace.cached import can_cache, plan_cached
+from layergraph.trace.hf_captures import captures, collectors
 from layergraph.trace.hf_context import hf_trace_context
 from layergraph.trace.inputs import dynamic_dims, make_example_inputs
 from layergraph.trace.marks import qualified
@@ -93,54 +93,6 @@ def _plain(config: Any) -> Any:
     if config is None:
         return None
     return json.loads(json.dumps(config.to_dict(), default=str))
-
-
-def captures(model: nn.Module) -> Iterator[Capture]:
-    """The ``_can_record_outputs`` of the model and of each model inside it, as data."""
-    for path, module in model.named_modules():
-        for key, recorders in (getattr(module, "_can_record_outputs", None) or {}).items():
-            for recorder in recorders if isinstance(recorders, list) else [recorders]:
-                yield _capture(path, key, recorder)
-
-
-def collectors(model: nn.Module) -> dict[str, bool]:
-    """Models whose forward carries upstream's ``capture_outputs``, and whether it ties the last hidden state."""
-    found = {}
-    for path, module in model.named_modules():
-        tie = _tie_flag(type(module))
-        if tie is not None:
-            own = getattr(getattr(module, "config", None), "tie_last_hidden_states", None)
-            found[path] = tie if own is None else bool(own)
-    return found
-
-
-def _capture(owner: str, key: str, recorder: Any) -> Capture:
-    default = 0 if "hidden_states" in key else 1
-    if isinstance(recorder, str):
-        return Capture(owner, key, None, recorder, default)
-    if isinstance(recorder, type):
-        return Capture(owner, key, qualified(recorder), None, default)
-    target = recorder.target_class
-    return Capture(
-        owner,
-        key,
-        qualified(target) if isinstance(target, type) else None,
-        recorder.class_name,
-        recorder.index,
-        recorder.layer_name,
-        recorder.capture_initial_hidden_state,
-    )
-
-
-def _tie_flag(cls: type) -> bool | None:
-    """``tie_last_hidden_states`` as given to the decorator on forward, or None where forward does not carry it."""
-    function = getattr(cls, "forward", None)
-    while function is not None:
-        code = getattr(function, "__code__", None)
-        if code is not None and "tie_last_hidden_states" in code.co_freevars:
-            return bool(inspect.getclosurevars(function).nonlocals["tie_last_hidden_states"])
-        function = getattr(function, "__wrapped__", None)
-    return None
 
 
 __all__ = [

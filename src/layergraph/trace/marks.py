@@ -17,6 +17,7 @@ from torch import nn
 from torch.fx.node import has_side_effect
 from torch.utils import _pytree as pytree
 
+from layergraph.ir import spare
 from layergraph.ir.layers import LayerIndex, ModuleCall
 
 _LIBRARY = torch.library.Library("layergraph", "FRAGMENT")
@@ -89,6 +90,11 @@ class Recorder:
         elif isinstance(output, (tuple, list)):
             call.returns = "tuple" if isinstance(output, tuple) else "list"
         call.outputs = self._mark(output, skip=0)
+        if isinstance(output, (tuple, list)):
+            # Entries that hold no tensor (sizes, empty tuples) keep their place: recorders count from either end.
+            have = {key.partition(".")[0] for key, _ in call.outputs}
+            call.outputs += [(str(i), None) for i in range(len(output)) if str(i) not in have]
+            call.outputs.sort(key=lambda item: int(item[0].partition(".")[0]))
 
     def _mark(self, value: Any, skip: int) -> list[tuple[str, int | None]]:
         marks: list[tuple[str, int | None]] = []
@@ -110,16 +116,25 @@ class Recorder:
 
     def collect(self, module: torch.fx.GraphModule) -> LayerIndex:
         """Read and remove the markers of a traced graph (and of graphs nested in it)."""
-        nodes: dict[int, str] = {}
+        nodes: dict[int, torch.fx.Node] = {}
         for child in module.modules():
             if isinstance(child, torch.fx.GraphModule):
                 for node in list(child.graph.nodes):
                     if node.target is MARK:
                         if child is module:
-                            nodes[node.args[1]] = node.args[0].name
+                            nodes[node.args[1]] = node.args[0]
                         child.graph.erase_node(node)
+                    elif node.target is torch.ops.aten._assert_tensor_metadata.default:
+                        child.graph.erase_node(node)  # repeats what the interface checks, and would keep values alive
                 if child is not module:
                     child.recompile()
+        wanted = {
+            f"{call.path}#{call.occurrence}:{key}": nodes[mark]
+            for call in self.calls
+            for key, mark in call.outputs
+            if mark in nodes
+        }
+        kept = spare.collect(module.graph, wanted)
         # What only a marker kept alive goes: a graph costs nothing for what nobody asked for.
         module.graph.eliminate_dead_code()
         module.recompile()
@@ -127,14 +142,14 @@ class Recorder:
 
         def name(mark: int | None) -> str | None:
             found = nodes.get(mark) if mark is not None else None
-            return found if found in alive else None
+            return found.name if found is not None and found.name in alive else None
 
         calls = []
         for call in self.calls:
             inputs = tuple((key, found) for key, mark in call.inputs if (found := name(mark)) is not None)
             outputs = tuple((key, name(mark)) for key, mark in call.outputs)
             calls.append(ModuleCall(call.path, call.occurrence, call.cls, inputs, outputs, call.returns, call.end))
-        return LayerIndex(tuple(calls), self.bases)
+        return LayerIndex(tuple(calls), self.bases, kept)
 
 
 def qualified(cls: type) -> str:
