@@ -6,17 +6,20 @@ import difflib
 import operator
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
 from layergraph.errors import InputError, InputTypeError, NotFoundError, OutOfRangeError
 from layergraph.ir.edit import Edit
-from layergraph.ir.layers import module_path
+from layergraph.ir.layers import ModuleCall, module_path
 from layergraph.ir.program import GraphUnit, Program
+from layergraph.ir.spare import SpareNode
 from layergraph.passes.base import Findings, Pass, Promise, Refusal, Site, freeze
-from layergraph.passes.tap_targets import Recorded, find_calls, find_ops, record, registry_keys
+from layergraph.passes.tap_registry import Recorded, record, registry_keys
+from layergraph.passes.tap_targets import find_calls, find_ops
+from layergraph.passes.tap_values import call_output, revive, spare_nodes
 
 ATEN = torch.ops.aten
 _REDUCTIONS = ("last", "mean", "norm")
@@ -24,13 +27,14 @@ _REDUCTIONS = ("last", "mean", "norm")
 
 @dataclass(frozen=True)
 class _Target:
-    """One value to return: node, flat output name, place in the return value."""
+    """One value to return: what it is, flat output name, place in the return value, how to have it back."""
 
-    node: str
+    value: str
     name: str
     place: tuple[str | int, ...]
     length: int
     path: str
+    spare: tuple[SpareNode, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,15 @@ class TapOutputs(Pass):
         out  logits: f32[batch,sequence,512] = ^linear_14
         out  hidden_states.1: f32[batch,sequence,64] = ^add_9
 
-    Nothing is computed twice and no node is added, unless a reduction or a cast is asked for. Taps are named as the
-    model's own return value names them (``out.hidden_states[1]``), or by module path (``out["model.layers.3.mlp"]``).
+    Nothing is computed twice and no node is added, unless a reduction or a cast is asked for, or the value is one that
+    nothing else needs (router logits beside the experts chosen by them): the trace keeps such values beside the graph,
+    where they cost nothing, and a tap puts back the nodes that compute them. Taps are named as the model's own return
+    value names them (``out.hidden_states[1]``), or by module path (``out["model.layers.3.mlp"]``).
 
     Left alone, with the reason in the report:
 
     * R1: a recorded module returned None there (for keys other than hidden_states, as transformers skips it);
-    * R2: the value is not used by anything in the graph, so the trace does not hold it;
+    * R2: the value is part of no graph: nothing used it, and it needs more than plain ops to compute;
     * R3: the graph returns it already under that name.
 
     Args:
@@ -133,7 +139,10 @@ class TapOutputs(Pass):
                 found = f"{target.name} is returned already"
                 refusals.append(Refusal(target.path, "R3", "an output of a new name", found))
                 continue
-            sites.append(Site(target.path, (target.node,), f"returned as {target.name}", target))
+            target = replace(target, spare=spare_nodes(unit.layers, target.value))
+            nodes = () if target.spare else (target.value,)
+            detail = f"returned as {target.name}" + (", which nothing else needs" if target.spare else "")
+            sites.append(Site(target.path, nodes, detail, target))
         if self.only and sites:
             sites.append(Site("(outputs)", (), "everything but taps goes", tuple(site.data.name for site in sites)))
         return Findings(tuple(sites), tuple(refusals))
@@ -143,7 +152,8 @@ class TapOutputs(Pass):
             _keep_only(site.data, edit)
             return
         target: _Target = site.data
-        for suffix, node in self._reduced(edit.node(target.node), edit):
+        tapped = revive(target.spare, edit) if target.spare else edit.node(target.value)
+        for suffix, node in self._reduced(tapped, edit):
             if target.name + suffix not in edit.output_names:
                 place = (target.name + suffix,) if suffix else target.place
                 edit.add_output(target.name + suffix, node, place, target.length)
@@ -161,14 +171,14 @@ class TapOutputs(Pass):
             main = item.key == self.what
             for position in self._selected(item, count) if main else range(count):
                 entry = item.entries[position]
-                node = entry.own if self.layers is not None else entry.node
-                if self.at == "input" and not entry.is_initial:
-                    node = unit.layers.by_path[entry.path][0].first_input
-                if node is None:
-                    refusals.append(Refusal(entry.path, "R2", "a value that the graph uses", "one that nothing uses"))
+                value = entry.own if self.layers is not None else entry.value
+                if self.at == "input":
+                    value = entry.given
+                if value is None:
+                    refusals.append(Refusal(entry.path, "R2", "a value that the graph holds", "one that it does not"))
                     continue
                 name = ".".join([*item.field, str(position)])
-                yield _Target(node, name, (*item.field, position), count, entry.path)
+                yield _Target(value, name, (*item.field, position), count, entry.path)
 
     def _selected(self, item: Recorded, count: int) -> list[int]:
         """Positions in the tuple, in order."""
@@ -201,10 +211,9 @@ class TapOutputs(Pass):
         else:
             calls = find_calls(unit.layers, what) or _nothing(what, program, unit)
             for call in calls:
-                node = _call_value(call, self.at, self.index)
+                node = _call_value(unit, call, self.at, self.index)
                 if node is None:
-                    found = "None, or one that nothing uses"
-                    refusals.append(Refusal(call.path, "R2", "a value that the graph uses", found))
+                    refusals.append(Refusal(call.path, "R1", "a tensor", "None"))
                     continue
                 name = call.path + (f"#{call.occurrence}" if call.occurrence else "")
                 yield call.path, name + (".input" if self.at == "input" else ""), node
@@ -320,12 +329,12 @@ def _node_targets(nodes: list[torch.fx.Node]) -> Iterator[tuple[str, str, str]]:
         yield module_path(node), f"%{node.name}", node.name
 
 
-def _call_value(call: Any, at: str, index: int | None) -> str | None:
-    """Node of the chosen input or output of a module call."""
+def _call_value(unit: GraphUnit, call: ModuleCall, at: str, index: int | None) -> str | None:
+    """The chosen input or output of a module call."""
     count = len(call.inputs) if at == "input" else call.n_outputs
     position = 0 if index is None else index
     if at == "output" and call.returns == "tensor":
-        return call.output()
+        return call_output(unit.layers, call)[0]
     if count == 0:
         return None
     if not -count <= position < count:
@@ -336,7 +345,7 @@ def _call_value(call: Any, at: str, index: int | None) -> str | None:
             expected=f"{-count} to {count - 1}",
             do="choose another index",
         )
-    return call.inputs[position][1] if at == "input" else call.output(position)
+    return call.inputs[position][1] if at == "input" else call_output(unit.layers, call, position)[0]
 
 
 def _token_dim(node: torch.fx.Node) -> int:

@@ -1,0 +1,189 @@
+"""Taps by registry key: which entries transformers' ``_can_record_outputs`` gives, in which order and field.
+
+Follows ``transformers.utils.output_capturing``: a recorded module belongs to the innermost model around it, its value
+goes to the innermost model whose forward collects, if that one records the key at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from layergraph.ir.interface import Template
+from layergraph.ir.layers import LayerIndex, ModuleCall
+from layergraph.ir.program import Capture, GraphUnit, ModelInfo
+from layergraph.passes.tap_values import SPARE, call_output
+
+_PRETRAINED = "transformers.modeling_utils:PreTrainedModel"
+# Keys that upstream's output_attentions brings along, for models that record them.
+_COMPANIONS = {"attentions": ("cross_attentions", "mask_decoder_attentions")}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the tuple that a registry key gives.
+
+    Attributes:
+        path: the module it was recorded on.
+        value: what it is, see :mod:`layergraph.passes.tap_values`; None where it cannot be had.
+        own: the module's own value where the entry was replaced by the last hidden state, else the same.
+        given: what went into the module.
+        is_initial: whether it is the input of the first recorded module.
+    """
+
+    path: str
+    value: str | None
+    own: str | None
+    given: str | None
+    is_initial: bool = False
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """All entries of one key for one collecting model, and the field of the return value they stand in.
+
+    ``n_none`` modules returned None there.
+    """
+
+    key: str
+    collector: str
+    field: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    n_none: int
+
+
+def registry_keys(model: ModelInfo) -> tuple[str, ...]:
+    """The keys the model can record, in its own order."""
+    return tuple(dict.fromkeys(capture.key for capture in model.captures)) if model.collectors else ()
+
+
+def record(unit: GraphUnit, model: ModelInfo, key: str) -> list[Recorded]:
+    """The tuples that key gives, one for each collecting model that has any entry."""
+    companions = [other for other in _COMPANIONS.get(key, ()) if other in registry_keys(model)]
+    found = []
+    for name in (key, *companions):
+        for collector in model.collectors:
+            recorded = _record_one(unit, model, name, collector)
+            if recorded is not None:
+                found.append(recorded)
+    return found
+
+
+def _record_one(unit: GraphUnit, model: ModelInfo, key: str, collector: str) -> Recorded | None:
+    layers = unit.layers
+    entries: list[Entry] = []
+    n_none = 0
+    for call, capture in _recorded_calls(layers, model, key, collector):
+        # A list or an output class is no tuple: upstream appends it whole, of which the first tensor is what counts.
+        value, is_none = call_output(layers, call, capture.index if call.returns == "tuple" else 0)
+        given = call.first_input
+        if key == "hidden_states":
+            if capture.initial and not entries:
+                entries.append(Entry(call.path, given, given, given, is_initial=True))
+            if is_none:
+                continue
+        elif is_none:
+            n_none += 1
+            continue
+        entries.append(Entry(call.path, value, value, given))
+    if not entries and not n_none:
+        return None
+    if key == "hidden_states" and entries and model.collectors[collector]:
+        last = _last_hidden_state(unit, collector)
+        if last is not None:
+            entries[-1] = Entry(entries[-1].path, last, entries[-1].own, entries[-1].given)
+    return Recorded(key, collector, _field(unit, collector, key, model), tuple(entries), n_none)
+
+
+def _recorded_calls(
+    layers: LayerIndex, model: ModelInfo, key: str, collector: str
+) -> Iterator[tuple[ModuleCall, Capture]]:
+    """Calls of recorded modules in the order in which they return, each once per recorder that matches it."""
+    if not any(capture.owner == collector and capture.key == key for capture in model.captures):
+        return
+    captures = [capture for capture in model.captures if capture.key == key]
+    called = [path for path, calls in layers.by_path.items() if layers.is_a(calls[0], _PRETRAINED)]
+    models = {*called, *(capture.owner for capture in model.captures)}
+    # Hooks are installed once, by the outermost model that collects: names are matched from there.
+    root = min((path for path in model.collectors if _inside(collector, path)), key=len)
+    for call in sorted(layers.calls, key=lambda item: item.end):
+        if _nearest(call.path, model.collectors, strict=True) != collector:
+            continue
+        owner = _nearest(call.path, models, strict=False) or ""
+        for capture in captures:
+            if capture.owner == owner and _matches(layers, call, capture, root):
+                yield call, capture
+
+
+def _matches(layers: LayerIndex, call: ModuleCall, capture: Capture, root: str) -> bool:
+    dotted = "." + (call.path.removeprefix(root + ".") if root else call.path)
+    by_class = capture.target_class is not None and layers.is_a(call, capture.target_class)
+    by_name = capture.class_name is not None and dotted.endswith(capture.class_name)
+    if not (by_class or by_name):
+        return False
+    return capture.layer_name is None or f".{capture.layer_name.strip('.')}." in dotted + "."
+
+
+def _inside(path: str, model: str) -> bool:
+    return model == "" or path == model or path.startswith(model + ".")
+
+
+def _nearest(path: str, models: Iterable[str], *, strict: bool) -> str | None:
+    """The innermost of ``models`` that ``path`` lies in (``strict``: not itself); "" is the whole model."""
+    inside = [model for model in models if _inside(path, model) and not (strict and path == model)]
+    return max(inside, key=len, default=None)
+
+
+def _last_hidden_state(unit: GraphUnit, collector: str) -> str | None:
+    """What the collecting model returned as ``vision_hidden_states`` or ``last_hidden_state``."""
+    names = ("vision_hidden_states", "last_hidden_state")
+    if collector == "":
+        fields = _fields(unit.interface.template)
+        leaves = [fields.get(name) for name in names]
+        return next((_output_node(unit, leaf["$"]) for leaf in leaves if isinstance(leaf, dict) and "$" in leaf), None)
+    call = unit.layers.by_path[collector][0]
+    outputs = dict(call.outputs)
+    for name in names:
+        spare = unit.layers.spare.outputs.get(f"{collector}#{call.occurrence}:{name}")
+        if outputs.get(name) is not None or spare is not None:
+            return outputs.get(name) or f"{SPARE}{spare}"
+    return None
+
+
+def _output_node(unit: GraphUnit, name: str) -> str:
+    specs = unit.exported.graph_signature.output_specs
+    flat = [spec.arg.name for spec in specs][-len(unit.interface.outputs) :]
+    return str(flat[unit.interface.outputs.index(name)])
+
+
+def _fields(template: Template) -> dict[str, Template]:
+    if isinstance(template, dict):
+        return template.get("fields") or template.get("dict") or {}
+    return {}
+
+
+def _field(unit: GraphUnit, collector: str, key: str, model: ModelInfo) -> tuple[str, ...]:
+    """Where the tuple stands in the return value: as the model itself would put it, else under the path's name."""
+    fields = _fields(unit.interface.template)
+    part = collector.rpartition(".")[2]
+    with_key = {c for c in model.collectors if any(True for _ in _recorded_calls(unit.layers, model, key, c))}
+    if collector and part in ("encoder", "decoder") and f"{part}_{key}" in fields:
+        return (f"{part}_{key}",)
+    if collector == "" or len(with_key) == 1 or (part == "decoder" and key in fields):
+        return (key,)
+    nested = _nested_field(unit, collector, fields)
+    return (nested, key) if nested else (f"{collector}.{key}",)
+
+
+def _nested_field(unit: GraphUnit, collector: str, fields: dict[str, Template]) -> str | None:
+    """The field that holds the collecting model's own output (``text_model_output`` of CLIP)."""
+    nodes = {node for _, node in unit.layers.by_path[collector][0].outputs if node is not None}
+    for name, child in fields.items():
+        inner = _fields(child)
+        leaves = [_output_node(unit, leaf["$"]) for leaf in inner.values() if isinstance(leaf, dict) and "$" in leaf]
+        if leaves and all(leaf in nodes for leaf in leaves):
+            return name
+    return None
+
+
+__all__ = ["Entry", "Recorded", "record", "registry_keys"]

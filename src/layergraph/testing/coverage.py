@@ -1,0 +1,296 @@
+"""Which architectures of transformers the passes hold on: each built tiny, traced, rewritten, compared with eager.
+
+``python -m layergraph.testing.coverage`` checks every model type and writes ``docs/coverage``. Each model is checked
+in a process of its own with limits on time and memory; results are kept line by line, so a run that stops goes on
+where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from layergraph.api import trace
+from layergraph.errors import LayerGraphError
+from layergraph.passes.fuse_patch_embed import FusePatchEmbed
+from layergraph.passes.tap_outputs import TapOutputs
+from layergraph.passes.tap_registry import registry_keys
+from layergraph.program import Program
+from layergraph.testing.zoo import build_model, tiny_config
+from layergraph.testing.zoo_families import FAMILIES
+from layergraph.trace.flatten import flatten_output
+from layergraph.trace.inputs import batch_like, dynamic_dims, make_example_inputs
+from layergraph.verify.numerics import relative_error
+
+# fp32 in another order of summation: experts and packed attention are traced as other code than eager runs.
+TOLERANCE = 1e-5
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass
+class Row:
+    """What was found on one model type.
+
+    Attributes:
+        taps, patch_embed: ``{"state": ..., "reason": ...}`` and figures; states are ``pass``, ``parts``, ``fail``,
+            ``refused``, ``none`` (nothing there to do) and ``untraced``.
+        stage: how far it came: ``config``, ``build``, ``inputs``, ``eager``, ``trace``, ``done``.
+    """
+
+    model_type: str
+    cls: str = ""
+    stage: str = "config"
+    reason: str = ""
+    taps: dict[str, Any] = field(default_factory=dict)
+    patch_embed: dict[str, Any] = field(default_factory=dict)
+
+
+def check_model_type(model_type: str) -> Row:
+    """Build, trace and rewrite the tiny model of one type; never raises."""
+    row = Row(model_type)
+    try:
+        for name, model in _models(model_type):
+            row.cls, row.stage, row.reason = name, "inputs", ""
+            if _check_model(row, model):
+                break
+            _check_parts(row, model)
+            break
+    except Exception as error:
+        row.reason = short(error)
+    if row.stage != "done":
+        for part in (row.taps, row.patch_embed):
+            part.setdefault("state", "untraced")
+    return row
+
+
+def _models(model_type: str) -> Iterator[tuple[str, nn.Module]]:
+    family = FAMILIES.get(model_type)
+    for recipe in list(family.kinds.values())[:1] if family is not None else _recipes(model_type):
+        model = build_model(tiny_config(model_type), recipe, attn_implementation="eager")
+        yield type(model).__name__, model
+
+
+def _recipes(model_type: str) -> list[str]:
+    """The plain model if there is one, else the first head that transformers lists."""
+    from transformers.models.auto import modeling_auto
+
+    tables = {name: getattr(modeling_auto, name) for name in dir(modeling_auto) if name.endswith("_MAPPING_NAMES")}
+    order = ["MODEL_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", *sorted(tables)]
+    for name in order:
+        entry = tables.get(name, {}).get(model_type)
+        if entry is not None:
+            return [entry if isinstance(entry, str) else entry[0]]
+    raise LookupError("no model class is listed for this config")
+
+
+def _check_model(row: Row, model: nn.Module) -> bool:
+    """Whether the model could be traced whole; then the row says how taps and fusion went."""
+    try:
+        inputs = make_example_inputs(model)
+        row.stage = "eager"
+        plain = _eager(model, inputs, {})
+        row.stage = "trace"
+        program = trace(model, inputs, cached=False, progress=False)
+    except Exception as error:
+        row.reason = short(error)
+        return False
+    row.stage = "done"
+    row.taps = guarded(_check_taps, model, program, inputs, plain)
+    row.patch_embed = guarded(_check_patch_embed, model, program, inputs, plain)
+    return True
+
+
+def _check_parts(row: Row, model: nn.Module) -> None:
+    """The models inside one that cannot be traced whole: towers, text models, encoders."""
+    whole, stage = row.reason, row.stage
+    found: dict[str, Row] = {}
+    for path, part in model.named_modules():
+        inside = any(path.startswith(done + ".") for done in found)
+        if path and not inside and _is_pretrained(part):
+            attempt = Row(row.model_type, type(part).__name__)
+            if _check_model(attempt, part):
+                found[path] = attempt
+    row.reason, row.stage = whole, stage
+    for kind in ("taps", "patch_embed"):
+        results = {path: getattr(attempt, kind) for path, attempt in found.items()}
+        good = [path for path, result in results.items() if result["state"] in ("pass", "refused")]
+        bad = [path for path, result in results.items() if result["state"] == "fail"]
+        if bad:
+            state = {"state": "fail", "reason": f"{bad[0]}: {results[bad[0]].get('reason', '')}"}
+        elif good:
+            state = {"state": "parts", "reason": f"{', '.join(good)}; whole: {whole}"}
+        else:
+            state = {"state": "untraced", "reason": whole}
+        setattr(row, kind, state | {"parts": results})
+
+
+def _is_pretrained(module: nn.Module) -> bool:
+    return any(base.__name__ == "PreTrainedModel" for base in type(module).__mro__)
+
+
+def guarded(check: Any, *args: Any) -> dict[str, Any]:
+    try:
+        return dict(check(*args))
+    except LayerGraphError as error:
+        return {"state": "fail", "reason": short(error)}
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return {"state": "fail", "reason": f"{short(error)} (in {last.name})"}
+
+
+def short(error: BaseException) -> str:
+    """One line of an exception, without memory addresses or paths."""
+    if isinstance(error, LayerGraphError):
+        text = " | ".join(str(part) for part in (error.what, error.path, error.found) if part)
+    else:
+        text = f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:240]
+
+
+# Taps -------------------------------------------------------------------------------------------------------------
+
+
+def _check_taps(
+    model: nn.Module, program: Program, inputs: Mapping[str, Any], plain: Mapping[str, torch.Tensor]
+) -> dict[str, Any]:
+    keys = registry_keys(program.ir.model)
+    if not keys:
+        return {"state": "none", "reason": "records nothing that its forward collects"}
+    tapped, refused = program, {}
+    for key in keys:
+        try:
+            tapped = tapped.apply(TapOutputs(key))
+        except LayerGraphError as error:
+            refused[key] = short(error)
+    unused = [" ".join(item) for record in tapped.ir.history for item in record.refusals if item[1] == "R2"]
+    result: dict[str, Any] = {"keys": [key for key in keys if key not in refused], "refused": refused}
+    compared, worst, problems = 0, 0.0, []
+    by_hand: dict[str, None] = {}
+    for given in (inputs, *_other_sizes(model, inputs)):
+        bare = plain if given is inputs else _eager(model, given, {})
+        expected = recorded(model, given, keys, bare)
+        _, found = flatten_output(tapped(**_copied(given)))
+        for name, value in expected.items():
+            if name not in found and _is_by_hand(program, name):
+                by_hand[name.partition(".")[0]] = None
+                continue
+            if name not in found:
+                problems.append(f"{name} is missing")
+                continue
+            error = relative_error(found[name], value)
+            worst = max(worst, error)
+            compared += 1
+            if error > TOLERANCE:
+                problems.append(f"{name} differs by {error:.2g}")
+    result |= {"compared": compared, "worst": worst, "unused": unused, "by_hand": list(by_hand)}
+    beyond = [key for key in result["keys"] if not any(key in name for name in expected)]
+    if beyond:
+        result["beyond_eager"] = beyond
+    if problems:
+        return {"state": "fail", "reason": "; ".join(problems[:3]) + f" ({len(problems)} in all)", **result}
+    if not compared:
+        reason = next(iter(refused.values()), "eager gives nothing for the keys it declares")
+        return {"state": "refused" if refused else "none", "reason": reason, **result}
+    return {"state": "pass", "reason": "", **result}
+
+
+def _is_by_hand(program: Program, name: str) -> bool:
+    """Whether a part of the model collects this in code of its own, not through what its table records."""
+    part, _, key = name.partition(".")[0].partition("_")
+    model = program.ir.model
+    owners = {capture.owner for capture in model.captures if capture.key == key}
+    parts = [path for path in model.collectors if path.rpartition(".")[2] == part]
+    return part in ("encoder", "decoder") and not any(path in owners for path in parts)
+
+
+def recorded(
+    model: nn.Module, inputs: Mapping[str, Any], keys: tuple[str, ...], plain: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """What eager adds to its return value when asked for ``keys``: by argument, else by config."""
+    flags = {f"output_{key.removeprefix('output_')}": True for key in keys}
+    found: dict[str, torch.Tensor] = {}
+    for name in flags:
+        one = _try_eager(model, inputs, {name: True})
+        # Entries of tuples only: asking for router logits also makes a loss of them, which is no tap.
+        found.update(
+            {key: value for key, value in one.items() if key not in plain and key.rpartition(".")[2].isdigit()}
+        )
+    return found
+
+
+def _try_eager(model: nn.Module, inputs: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    try:
+        return _eager(model, inputs, flags)
+    except (TypeError, AttributeError):
+        # It takes no such argument; the collecting models inside still read their configs.
+        twin = copy.deepcopy(model)
+        for module in twin.modules():
+            config = getattr(module, "config", None)
+            for name, value in flags.items():
+                with contextlib.suppress(ValueError, TypeError):
+                    if config is not None:
+                        setattr(config, name, value)
+        return _eager(twin, inputs, {})
+
+
+def _eager(model: nn.Module, inputs: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    extra = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return flatten_output(model(**_copied(inputs), **extra, **flags))[1]
+
+
+def _copied(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+
+
+def _other_sizes(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The same inputs at one other size, where the model has sizes that vary."""
+    labels = {label for dims in dynamic_dims(model, dict(inputs)).values() for label in dims.values()}
+    sizes = {"batch": 3, "sequence": 11, "decoder_sequence": 6, "images": 3}
+    asked = {label: sizes[label] for label in labels if label in sizes}
+    if "image_grid_thw" in inputs:
+        asked |= {"images": asked["batch"], "sequence": 31}
+    if asked:
+        with contextlib.suppress(LayerGraphError):
+            yield batch_like(model, inputs, asked)
+
+
+# Convolutions -----------------------------------------------------------------------------------------------------
+
+
+def _check_patch_embed(
+    model: nn.Module, program: Program, inputs: Mapping[str, Any], plain: Mapping[str, torch.Tensor]
+) -> dict[str, Any]:
+    kinds = sorted({type(m).__name__ for m in model.modules() if isinstance(m, _CONVOLUTIONS)})
+    if not kinds:
+        return {"state": "none", "reason": "no convolution"}
+    fused = program.apply(FusePatchEmbed(conv2d=True))
+    record = fused.ir.history[-1]
+    result: dict[str, Any] = {"convolutions": kinds, "sites": list(record.sites)}
+    result["refusals"] = [" ".join(refusal) for refusal in record.refusals]
+    if not record.sites:
+        reason = result["refusals"][0] if result["refusals"] else "its convolutions are not part of this graph"
+        return {"state": "refused" if result["refusals"] else "none", "reason": reason, **result}
+    worst = 0.0
+    for given in (inputs, *_other_sizes(model, inputs)):
+        expected = plain if given is inputs else _eager(model, given, {})
+        _, found = flatten_output(fused(**_copied(given)))
+        for name, value in expected.items():
+            worst = max(worst, relative_error(found[name], value) if name in found else float("inf"))
+    back = fused.state_dict()
+    state = model.state_dict()
+    same = all(name in state and torch.equal(value, state[name]) for name, value in back.items())
+    result["worst"] = worst
+    if worst > TOLERANCE or not same:
+        reason = f"differs from eager by {worst:.2g}" if same else "weights do not come back bit for bit"
+        return {"state": "fail", "reason": reason, **result}
+    return {"state": "pass", "reason": "", **result}
