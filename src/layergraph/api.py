@@ -142,7 +142,8 @@ def _passes_of_config(model: nn.Module | Program) -> list[Pass]:
     read = config.get if isinstance(config, Mapping) else lambda key: getattr(config, key, None)
     if config is None:
         return []
-    if read("per_layer_config"):
+    # On a config object per_layer_config is a view that every config has; only its saved form is absent without it.
+    if read("per_layer_config" if isinstance(config, Mapping) else "is_heterogeneous"):
         raise NotSupportedError(
             "the config asks for per-layer shapes, and the pass for it is not part of this version",
             do="give passes=[...] to run others without it",
