@@ -6,6 +6,7 @@ names of their own; an :class:`AdapterSlot` connects the two.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,49 @@ class Shadow:
                 do="add_adapter(folder, name) adds one",
             ) from None
 
+    def fit(
+        self, name: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, training: bool
+    ) -> Adapter:
+        """An adapter with its tensors as the graph takes them: checked, cast, and leaves of their own for training.
+
+        Raises:
+            InputError: a tensor is missing, too many, or of another shape; a name that cannot be a folder's.
+        """
+
+        def fail(what: str, key: str, expected: str, found: str) -> None:
+            raise InputError(
+                f"adapter {name!r} {what}",
+                path=key,
+                expected=expected,
+                found=found,
+                do="use an adapter that was made for this model",
+            )
+
+        if not re.fullmatch(r"\w[\w.-]*", name or ""):
+            raise InputError(
+                f"{name!r} is no name for an adapter", expected="letters, digits, _, - and dots", do="choose another"
+            )
+        keys = {slot.key for slot in self.slots}
+        for slot in self.slots:
+            if slot.key not in tensors:
+                fail("lacks a tensor", slot.key, f"{slot.dtype}{list(slot.shape)}", "none of that name")
+        for key in tensors:
+            if key not in keys:
+                fail("has a tensor too many", key, f"{len(keys)} tensors", f"{len(tensors)}")
+        fitted = {}
+        for slot in self.slots:
+            tensor = tensors[slot.key]
+            if tuple(tensor.shape) != slot.shape:
+                fail("has a tensor of another shape", slot.key, f"{list(slot.shape)}", f"{list(tensor.shape)}")
+            if tensor.is_floating_point() != slot.torch_dtype.is_floating_point:
+                fail("has a tensor of another kind", slot.key, slot.dtype, str(tensor.dtype).removeprefix("torch."))
+            tensor = tensor.detach().to(slot.torch_dtype)
+            if training and slot.torch_dtype.is_floating_point:
+                # Leaves of their own: the adapter that they came from must not train along.
+                tensor = tensor.clone().requires_grad_(not slot.frozen)
+            fitted[slot.key] = tensor
+        return Adapter(name, dict(config), fitted)
+
     def with_adapter(self, adapter: Adapter) -> Shadow:
         """With one more adapter, which has been checked against the slots.
 
@@ -135,6 +179,11 @@ class Shadow:
 
     def with_active(self, name: str | None) -> Shadow:
         return replace(self, active=None if name is None else self[name].name)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Every graph input that an adapter fills."""
+        return (*(slot.input for slot in self.slots if slot.input is not None), ALPHA, LOSS_WEIGHT)
 
     def inputs(
         self, name: str | None, wanted: tuple[str, ...], state: Mapping[str, torch.Tensor]

@@ -26,6 +26,7 @@ import torch
 from layergraph.errors import FormatError, InputError, MissingFileError, StorageError
 from layergraph.ir import exported as torch_side
 from layergraph.ir import safetensors_io
+from layergraph.ir.adapter_folder import read_adapters, sweep_adapters, write_adapters
 from layergraph.ir.cache_geometry import CacheGeometry
 from layergraph.ir.graph_json import dump_graph, load_graph
 from layergraph.ir.interface import Interface
@@ -65,7 +66,8 @@ def save(
         originals = {name: _write_json_part(scratch, "original", name, unit) for name, unit in source.items()}
         say("writing weights")
         weights = _write_weights(program, scratch, layout, max_shard_bytes)
-        constants = _write_constants({"graph": program.graphs, "original": source}, scratch)
+        own = set(program.shadow.input_names) if program.shadow is not None else set()
+        constants = _write_constants({"graph": program.graphs, "original": source}, scratch, own)
         manifest = {
             "schema": SCHEMA,
             "kind": "layergraph program",
@@ -81,10 +83,12 @@ def save(
             "remaps": program.weights.to_list(),
             "history": [record.to_dict() for record in program.history],
             "model": program.model.to_dict(),
+            "shadow": write_adapters(program.shadow, scratch, target),
             "fingerprint": program.fingerprint,
         }
         extra = _checkpoint_files(program, weights) if layout == "original" else {}
         _publish(scratch, target, manifest, extra)
+        sweep_adapters(target, manifest["shadow"])
     say(f"saved {target.name}")
     return target
 
@@ -114,15 +118,24 @@ def load(folder: str | Path, *, verify: str = "full", progress: Progress | None 
             held = safetensors_io.read(_inside(root, part["file"]), part["sha256"])
         remaps = WeightMap.from_list(manifest["remaps"])
         state = remaps.to_rewritten(tensors) if manifest["layout"] == "original" else dict(tensors)
+        model = ModelInfo.from_dict(manifest["model"])
+        shadow = read_adapters(root, manifest.get("shadow"), verify=verify, training=model.training)
         say("reading graphs")
-        units = _build_units(_read_units(root, manifest["graphs"]), "graph", state, held, manifest["aliases"])
+        saved = _read_units(root, manifest["graphs"])
+        if shadow is not None:
+            for name, unit in saved.items():
+                wanted = tuple(item["name"] for item in unit.index["interface"]["inputs"])
+                examples = shadow.inputs(None, wanted, state).items()
+                held.update({f"graph/{name}/example/{key}": tensor.detach() for key, tensor in examples})
+        units = _build_units(saved, "graph", state, held, manifest["aliases"])
         program = Program(
             units,
             remaps,
-            ModelInfo.from_dict(manifest["model"]),
+            model,
             history=tuple(PassRecord.from_dict(item) for item in manifest["history"]),
             original=_load_original(root, manifest, held),
             aliases=manifest["aliases"],
+            shadow=shadow,
         )
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise FormatError(
@@ -219,8 +232,13 @@ def _write_weights(program: Program, scratch: Path, layout: str, max_shard_bytes
     return parts
 
 
-def _write_constants(sources: Mapping[str, Mapping[str, GraphUnit]], scratch: Path) -> dict[str, Any] | None:
-    """Buffers that are not part of the state dict, constants and example inputs, in one small file."""
+def _write_constants(
+    sources: Mapping[str, Mapping[str, GraphUnit]], scratch: Path, adapter_inputs: set[str]
+) -> dict[str, Any] | None:
+    """Buffers that are not part of the state dict, constants and example inputs, in one small file.
+
+    Inputs that adapters fill have their examples with the adapters.
+    """
     tensors: dict[str, torch.Tensor] = {}
     for kind, graphs in sources.items():
         for name, unit in graphs.items():
@@ -229,7 +247,7 @@ def _write_constants(sources: Mapping[str, Mapping[str, GraphUnit]], scratch: Pa
                     raise InputError(f"a constant of type {type(value).__name__} cannot be saved", path=key)
                 tensors[f"{kind}/{name}/constant/{key}"] = value
             for key, value in (unit.exported.example_inputs or ((), {}))[1].items():
-                if value.device.type != "meta":
+                if value.device.type != "meta" and key not in adapter_inputs:
                     tensors[f"{kind}/{name}/example/{key}"] = value
     if not tensors:
         return None

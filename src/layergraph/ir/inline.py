@@ -70,8 +70,8 @@ def inline(
         made[node] = given.get(target)
     _copy(edit, exported.graph_module, made, before, prefix)
     output = next(iter(reversed(exported.graph.nodes)))
-    flat = output.args[0][-len(unit.interface.outputs) :]  # type: ignore[index]
-    return {name: made[node] for name, node in zip(unit.interface.outputs, flat, strict=True)}  # type: ignore[index]
+    flat = output.args[0][-len(unit.interface.outputs) :]
+    return {name: made[node] for name, node in zip(unit.interface.outputs, flat, strict=True)}
 
 
 def _add_state(edit: Edit, unit: GraphUnit, target: str, name: str) -> torch.fx.Node:

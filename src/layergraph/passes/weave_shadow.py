@@ -230,16 +230,11 @@ class _Weaver:
 
     def _add_inputs(self) -> None:
         shadow, edit = self.plan.shadow, self.edit
-        adapter = shadow[shadow.active or ""]
-        strengths = [ALPHA, *([LOSS_WEIGHT] if self._has_loss() else [])]
-        for slot in shadow.slots:
-            if slot.input is not None:
-                example = adapter.tensors[slot.key].detach()
-                if slot.base is not None:
-                    example = edit.program.state_dict[slot.base].detach()
-                edit.add_input(slot.input, slot.shape, slot.torch_dtype, example.device, example)
-        for name in strengths:
-            edit.add_input(name, (), torch.float32)
+        wanted = tuple(name for name in shadow.input_names if name != LOSS_WEIGHT or self._has_loss())
+        # Examples hold the adapter with strength zero: then the outputs are those before, which can be checked.
+        for name, example in shadow.inputs(None, wanted, edit.program.state_dict).items():
+            example = example.detach()
+            edit.add_input(name, example.shape, example.dtype, example.device, example)
 
     def _use_saved(self, path: str, inputs: Any) -> None:
         """Within one module, read an adapter's weights in place of the base's, which stay for when none is active."""

@@ -55,7 +55,7 @@ def plan_shadow(program: Program, sources: Mapping[str, AdapterSource]) -> Shado
     training = program.model.training
     tensors = fresh if first.tensors is None else first.tensors
     config = first.config if first.tensors is not None else _exact(first.config, blocks)
-    shadow = shadow.with_adapter(fit_adapter(shadow, name, config, tensors, training=training)).with_active(name)
+    shadow = shadow.with_adapter(shadow.fit(name, config, tensors, training=training)).with_active(name)
     for other, source in others:
         shadow = shadow.with_adapter(join_adapter(shadow, other, source, training=training))
     inputs = {slot.key: slot.input for slot in slots}
@@ -133,49 +133,7 @@ def join_adapter(shadow: Shadow, name: str, source: AdapterSource, *, training: 
         raise NotSupportedError(
             "a fresh adapter beside others", pass_name=_PASS, do="save it first, then add the folder"
         )
-    return fit_adapter(shadow, name, source.config, source.tensors, training=training)
-
-
-def fit_adapter(
-    shadow: Shadow, name: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], *, training: bool
-) -> Adapter:
-    """The adapter with its tensors as the graph takes them: checked, cast, and leaves of their own for training.
-
-    Raises:
-        InputError: a tensor is missing, too many, or of another shape; an empty name.
-    """
-
-    def fail(what: str, key: str, expected: str, found: str) -> None:
-        raise InputError(
-            f"adapter {name!r} {what}",
-            pass_name=_PASS,
-            path=key,
-            expected=expected,
-            found=found,
-            do="use an adapter that was made for this model",
-        )
-
-    if not name or not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
-        fail("has a name that cannot be a folder", name, "letters, digits, _, - and dots", repr(name))
-    keys = {slot.key for slot in shadow.slots}
-    for key in tensors:
-        if key not in keys:
-            fail("has a tensor too many", key, f"{len(keys)} tensors", f"{len(tensors)}")
-    fitted = {}
-    for slot in shadow.slots:
-        if slot.key not in tensors:
-            fail("lacks a tensor", slot.key, f"{slot.dtype}{list(slot.shape)}", "none of that name")
-        tensor = tensors[slot.key]
-        if tuple(tensor.shape) != slot.shape:
-            fail("has a tensor of another shape", slot.key, f"{list(slot.shape)}", f"{list(tensor.shape)}")
-        if tensor.is_floating_point() != slot.torch_dtype.is_floating_point:
-            fail("has a tensor of another kind", slot.key, slot.dtype, str(tensor.dtype).removeprefix("torch."))
-        tensor = tensor.detach().to(slot.torch_dtype)
-        if training and slot.torch_dtype.is_floating_point:
-            # Leaves of their own: the adapter that they came from must not train along.
-            tensor = tensor.clone().requires_grad_(not slot.frozen)
-        fitted[slot.key] = tensor
-    return Adapter(name, dict(config), fitted)
+    return shadow.fit(name, source.config, source.tensors, training=training)
 
 
 def _slots(
@@ -385,4 +343,4 @@ def _exact(config: Mapping[str, Any], blocks: tuple[str, ...]) -> dict[str, Any]
     return {**config, **plain, "target_modules": list(blocks)}
 
 
-__all__ = ["describe_geometry", "fit_adapter", "join_adapter", "plan_shadow"]
+__all__ = ["describe_geometry", "join_adapter", "plan_shadow"]

@@ -12,10 +12,9 @@ import torch
 
 from layergraph.errors import FormatError, InputError, InputTypeError, MissingFileError, NotSupportedError
 from layergraph.ir import safetensors_io
+from layergraph.ir.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
 from layergraph.trace.adapter_config import ShadowSettings, read_config
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLED_FILE = "adapter_model.bin"
 _PASS = "weave-shadow"
 
@@ -128,4 +127,4 @@ def _read_model(model: Any) -> dict[str, AdapterSource]:
     return found
 
 
-__all__ = ["CONFIG_FILE", "PICKLED_FILE", "WEIGHTS_FILE", "AdapterSource", "read_adapter"]
+__all__ = ["PICKLED_FILE", "AdapterSource", "read_adapter"]

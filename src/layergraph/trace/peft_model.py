@@ -30,8 +30,8 @@ def unwrap_shadow(model: Any) -> nn.Module:
             found=f"{other[0]}: {kinds[other[0]]}",
             do="merge it into the model first: model.merge_and_unload()",
         )
-    twin = isolate(model)
-    base = twin.base_model.model  # type: ignore[union-attr]
+    twin: Any = isolate(model)
+    base: nn.Module = twin.base_model.model
     for module in base.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for number, hook in list(hooks.items()):
@@ -48,7 +48,7 @@ def unwrap_shadow(model: Any) -> nn.Module:
             if inner is not None:
                 setattr(parent, name, inner)
     training = bool(model.training)
-    return base.train(training)  # type: ignore[union-attr,no-any-return]
+    return base.train(training)
 
 
 __all__ = ["is_peft_model", "unwrap_shadow"]
