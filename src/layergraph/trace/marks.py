@@ -123,6 +123,9 @@ class Recorder:
                     if node.target is MARK:
                         if child is module:
                             nodes[node.args[1]] = node.args[0]
+                        for source in node.all_input_nodes:
+                            # torch's pass for autocast regions moves nodes into subgraphs and loses users on the way.
+                            source.users.setdefault(node, None)
                         child.graph.erase_node(node)
                     elif node.target is torch.ops.aten._assert_tensor_metadata.default:
                         child.graph.erase_node(node)  # repeats what the interface checks, and would keep values alive
