@@ -35,9 +35,9 @@ def load_graph(
     """
     artifact = serde.SerializedArtifact(
         exported_program=data,
-        state_dict=state,  # type: ignore[arg-type]
-        constants=dict(constants),  # type: ignore[arg-type]
-        example_inputs=((), dict(examples)) if examples else b"",  # type: ignore[arg-type]
+        state_dict=state,
+        constants=dict(constants),
+        example_inputs=((), dict(examples)) if examples else b"",
     )
     try:
         exported = serde.deserialize(artifact)
