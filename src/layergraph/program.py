@@ -86,7 +86,7 @@ class Program(AdapterMethods):
             prepared = Prologue.from_dict(interface.prologue)(given)
             # What the prologue adds beyond the graph's inputs is not needed; what it read is used up.
             given = {name: value for name, value in prepared.items() if name in names or name in given}
-        kept = {}
+        kept: dict[str, Any] = {}
         for name, value in given.items():
             if isinstance(value, (tuple, list, dict)) and name not in names and name not in interface.baked:
                 kept.update((flat, leaf) for flat, leaf in flatten_argument(name, value) if flat in names)

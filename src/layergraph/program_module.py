@@ -42,7 +42,7 @@ class ProgramModule(nn.Module):
         for part in name.split(".")[:-1]:
             if part not in owner._modules:
                 owner.add_module(part, nn.Module())
-            owner = owner._modules[part]  # type: ignore[assignment]
+            owner = owner._modules[part]
         return owner
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -117,7 +117,7 @@ class Demo:
     def vision_tower(self, folder: Path) -> None:
         self._title("3", "a Qwen2-VL vision tower: Conv3d becomes a matrix product")
         tower = make_tower(depth=1 if self.quick else 2)
-        self._say(f"width 1,280, patches of {PATCH:,} numbers, {len(tower.blocks)} blocks, random weights")  # type: ignore[arg-type]
+        self._say(f"width 1,280, patches of {PATCH:,} numbers, {len(tower.blocks)} blocks, random weights")
         self._code('fused = lg.optimize(tower, passes=["fuse-patch-embed"], verify=True)\nprint(fused.report())')
         with progress_line(None) as say:
             bare = lg.trace(tower, progress=say)

@@ -101,7 +101,7 @@ class FusePatchEmbed(Pass):
         conv = _Conv.read(node)
         if conv.n_dims != 2 or self.conv2d is True:
             return None
-        weight = node.args[1].meta["val"]  # type: ignore[union-attr]
+        weight = node.args[1].meta["val"]
         if self.conv2d == "auto" and (conv.covers_input or weight.dtype in (torch.bfloat16, torch.float16)):
             return None
         rule = "conv2d=True" if self.conv2d is False else "input cut into patches already, or a 16-bit weight"
@@ -131,7 +131,7 @@ class _Conv:
 
     @classmethod
     def read(cls, node: torch.fx.Node) -> _Conv:
-        shape = node.args[1].meta["val"].shape  # type: ignore[union-attr]
+        shape = node.args[1].meta["val"].shape
         n_dims = len(shape) - 2
         args = [*node.args[3:]]
         names = ["stride", "padding", "dilation", "groups"]
@@ -159,19 +159,19 @@ class _Conv:
     @property
     def n_inputs(self) -> int:
         """Length of one flattened patch of one group."""
-        return int(torch.Size(self.node.args[1].meta["val"].shape[1:]).numel())  # type: ignore[union-attr]
+        return int(torch.Size(self.node.args[1].meta["val"].shape[1:]).numel())
 
     @property
     def n_outputs(self) -> int:
-        return int(self.node.args[1].meta["val"].shape[0])  # type: ignore[union-attr]
+        return int(self.node.args[1].meta["val"].shape[0])
 
     @property
     def input(self) -> torch.fx.Node:
-        return self.node.args[0]  # type: ignore[return-value]
+        return self.node.args[0]
 
     @property
     def bias(self) -> torch.fx.Node | None:
-        return self.node.args[2] if len(self.node.args) > 2 else self.node.kwargs.get("bias")  # type: ignore[return-value]
+        return self.node.args[2] if len(self.node.args) > 2 else self.node.kwargs.get("bias")
 
     @property
     def is_batched(self) -> bool:
@@ -209,7 +209,7 @@ def _refuse(unit: GraphUnit, node: torch.fx.Node, path: str) -> Refusal | None:
 
 def _matrix(conv: _Conv, edit: Edit) -> torch.fx.Node:
     """The weight as a matrix [D, K], or [groups, D / groups, K]."""
-    weight: torch.fx.Node = conv.node.args[1]  # type: ignore[assignment]
+    weight: torch.fx.Node = conv.node.args[1]
     original = [int(size) for size in weight.meta["val"].shape]
     shape = [conv.n_outputs, conv.n_inputs]
     if conv.groups > 1:
@@ -244,14 +244,14 @@ def _rewrite_flat(conv: _Conv, weight: torch.fx.Node, edit: Edit) -> None:
     source, casts = conv.input, []
     while source.target in _CASTS and len(source.users) == 1:
         casts.append(source)
-        source = source.args[0]  # type: ignore[assignment]
+        source = source.args[0]
     flat = source
     if source.target in _RESHAPES and _is_matrix(source.args[0], n_features):
-        flat = source.args[0]  # type: ignore[assignment]
+        flat = source.args[0]
     elif not _is_matrix(source, n_features):
         flat = edit.call(ATEN.reshape.default, source, [-1, n_features], before=node)
     for cast in reversed(casts):
-        flat = edit.call(cast.target, flat, *cast.args[1:], before=node, like=cast, **cast.kwargs)  # type: ignore[arg-type]
+        flat = edit.call(cast.target, flat, *cast.args[1:], before=node, like=cast, **cast.kwargs)
     product = _linear(conv, flat, weight, edit)
     for user in list(node.users):
         if user.target in _RESHAPES and _is_matrix(user, conv.n_outputs):
@@ -306,7 +306,7 @@ def _fold_users(conv: _Conv, product: torch.fx.Node, lead: list[Any], edit: Edit
     node, n = conv.node, conv.n_dims
     tokens: torch.fx.Node | None = None
     for user in list(node.users):
-        if user.target is ATEN.permute.default and [d % (n + 2) for d in user.args[1]] == [0, *range(2, n + 2), 1]:  # type: ignore[union-attr]
+        if user.target is ATEN.permute.default and [d % (n + 2) for d in user.args[1]] == [0, *range(2, n + 2), 1]:
             edit.replace(user, product)
             edit.erase(user)
         elif _flattens_grid(user, node, n) and all(_moves_last(step) for step in user.users):
@@ -337,8 +337,8 @@ def _flattens_grid(user: torch.fx.Node, node: torch.fx.Node, n_dims: int) -> boo
 def _moves_last(node: torch.fx.Node) -> bool:
     """``transpose(1, 2)`` of three dimensions, however written."""
     if node.target is ATEN.transpose.int:
-        return {dim % 3 for dim in node.args[1:3]} == {1, 2} and node.meta["val"].dim() == 3  # type: ignore[operator]
-    return node.target is ATEN.permute.default and [dim % 3 for dim in node.args[1]] == [0, 2, 1]  # type: ignore[union-attr,operator]
+        return {dim % 3 for dim in node.args[1:3]} == {1, 2} and node.meta["val"].dim() == 3
+    return node.target is ATEN.permute.default and [dim % 3 for dim in node.args[1]] == [0, 2, 1]
 
 
 def _sizes(node: torch.fx.Node, edit: Edit, at: torch.fx.Node) -> list[Any]:

@@ -49,7 +49,7 @@ class ProgramForGeneration(PreTrainedModel, GenerationMixin):
     def dtype(self) -> torch.dtype:
         return next(tensor.dtype for tensor in self._program.state.values() if tensor.is_floating_point())
 
-    def can_generate(self) -> bool:  # type: ignore[override]
+    def can_generate(self) -> bool:
         return True
 
     def _prepare_cache_for_generation(
@@ -67,7 +67,7 @@ class ProgramForGeneration(PreTrainedModel, GenerationMixin):
         if given is None and generation_config.use_cache is not False:
             model_kwargs[CACHE_NAME] = DualCache(self._program, device=self.device)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,

@@ -117,11 +117,14 @@ def describe_base(program: Program) -> BaseLayout:
     )
 
 
-def build_backbone(base: BaseLayout, settings: ShadowSettings, *, has_weights: bool) -> Backbone:
+def build_backbone(
+    base: BaseLayout, settings: ShadowSettings, *, has_weights: bool, keeps_embeddings: bool = False
+) -> Backbone:
     """The shadow backbone, its weights random unless pretrained.
 
     Args:
         has_weights: the adapter brings all weights, so that those of a ``shadow_model`` need not be read.
+        keeps_embeddings: leave it a table of its own where it reads the base's, to be filled in.
 
     Raises:
         NotSupportedError: the base's config has no such size.
@@ -148,7 +151,7 @@ def build_backbone(base: BaseLayout, settings: ShadowSettings, *, has_weights: b
     shares = (
         settings.share_embeddings and settings.shadow_model == "mirror" and takes_embeddings and width == base.width
     )
-    if shares and isinstance(getattr(module, "embed_tokens", None), nn.Module):
+    if shares and not keeps_embeddings and isinstance(getattr(module, "embed_tokens", None), nn.Module):
         del module.embed_tokens
     for part in (module, projection):
         if part is not None:

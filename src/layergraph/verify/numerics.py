@@ -37,7 +37,7 @@ def tolerance_of(dtype: torch.dtype) -> float:
 
 def run_examples(unit: GraphUnit) -> dict[str, torch.Tensor] | None:
     """Outputs on the example inputs; None where weights or examples have no data."""
-    examples = (unit.exported.example_inputs or ((), {}))[1]
+    examples: dict[str, torch.Tensor] = (unit.exported.example_inputs or ((), {}))[1]
     tensors = [*examples.values(), *unit.exported.state_dict.values()]
     if not examples or any(tensor.device.type == "meta" for tensor in tensors):
         return None

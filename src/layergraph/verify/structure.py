@@ -69,7 +69,7 @@ def _layers_exist(program: Program, unit: GraphUnit) -> Iterator[str]:
 def _nodes_have_modules(program: Program, unit: GraphUnit) -> Iterator[str]:
     """Every operation has a value and says in which module it runs."""
     for node in unit.graph.nodes:
-        if node.op == "call_function" and "val" not in node.meta and len(node.target._schema.returns):  # type: ignore[union-attr]
+        if node.op == "call_function" and "val" not in node.meta and len(node.target._schema.returns):
             yield f"%{node.name} has no value"
 
 
