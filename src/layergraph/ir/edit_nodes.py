@@ -214,7 +214,12 @@ class NodeEdit:
             return node.meta["val"]
 
         try:
-            with torch_side.no_new_guards(self._fake_mode), self._fake_mode, torch_side.no_grad():
+            with (
+                torch_side.no_new_guards(self._fake_mode),
+                self._fake_mode,
+                torch_side.no_grad(),
+                torch_side.as_in_tracing(),
+            ):
                 return target(*map_arg(args, fake), **map_arg(kwargs, fake))
         except EditError as error:
             error.pass_name = self.made_by

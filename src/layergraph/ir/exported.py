@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
@@ -19,6 +20,8 @@ from layergraph.errors import EditError
 from layergraph.ir.interface import GraphInput
 
 no_grad: Callable[[], AbstractContextManager[Any]] = torch.no_grad
+# As in tracing: without it some ops (baddbmm that broadcasts) find only kernels that want concrete sizes.
+as_in_tracing: Callable[[], AbstractContextManager[Any]] = enable_python_dispatcher
 
 
 def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:
@@ -137,6 +140,7 @@ def with_state(exported: ExportedProgram, state: dict[str, torch.Tensor]) -> Exp
 
 
 __all__ = [
+    "as_in_tracing",
     "as_parameter",
     "build",
     "call_specs",
