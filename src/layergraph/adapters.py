@@ -87,6 +87,39 @@ class AdapterMethods:
         finally:
             _DISABLED.reset(token)
 
+    def adapter_inputs(self, name: str | None = None, graph: str = "forward") -> dict[str, torch.Tensor]:
+        """What to give ``exported``, compiled or packaged, beside the model's own inputs; a call fills it in itself.
+
+        Args:
+            name: of the adapter; None for the active one. Strength zero (``shadow_alpha``) is the base model.
+
+        Raises:
+            NotFoundError: no adapter of that name.
+        """
+        chosen = name if name is not None else chosen_adapter(self)
+        return adapter_inputs(self.ir, self.ir[graph].interface.input_names, chosen)
+
+    def detach_shadow(self, name: str | None = None, copy: bool = False) -> Any:
+        """The shadow of an adapter as a Hugging Face model of its own, which generates without the base.
+
+        It computes ``head(projection(backbone(x)))``, what the auxiliary loss trains. ``layergraph.trace`` makes a
+        small program of it.
+
+        Args:
+            name: of the adapter; the active one by default.
+            copy: give it its own tensors. False shares them with the program. Either way it is complete,
+                embeddings included.
+
+        Raises:
+            NotSupportedError: no shadow is woven in. NotFoundError: no adapter of that name, or none at all.
+        """
+        from layergraph.trace.adapter_detach import detach
+
+        shadow = _shadow(self.ir)
+        return detach(self.ir, shadow[name if name is not None else shadow.active or ""].name, copy=copy)
+
+    unload_shadow = detach_shadow  # peft's name for it
+
     def merge_adapter(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: what a shadow does depends on the input.
 
