@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from layergraph.errors import LayerGraphError
     from layergraph.ir.edit import Edit
     from layergraph.ir.weights import Remap, WeightMap, register_remap
-    from layergraph.passes import Findings, FusePatchEmbed, Pass, Refusal, Site, TapOutputs, register_pass
+    from layergraph.passes import (
+        Findings,
+        FusePatchEmbed,
+        Pass,
+        Refusal,
+        Site,
+        TapOutputs,
+        WeaveShadow,
+        register_pass,
+    )
     from layergraph.program import Program
 
 __version__ = "0.1.0"
@@ -30,6 +39,7 @@ _HOMES = {
     "Remap": "layergraph.ir.weights",
     "Site": "layergraph.passes",
     "TapOutputs": "layergraph.passes",
+    "WeaveShadow": "layergraph.passes",
     "WeightMap": "layergraph.ir.weights",
     "load": "layergraph.api",
     "optimize": "layergraph.api",
@@ -74,6 +84,7 @@ __all__ = [
     "Remap",
     "Site",
     "TapOutputs",
+    "WeaveShadow",
     "WeightMap",
     "__version__",
     "load",

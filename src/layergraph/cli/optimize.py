@@ -24,6 +24,8 @@ fails, it stays.
 Passes (--pass NAME[:key=value,...]), run in the order given:
   fuse-patch-embed  non-overlapping convolutions (Conv3d patch embeddings) become
                     matrix products; conv2d=true|false|auto
+  weave-shadow      a shadow adapter (ShadowPEFT) becomes part of a decoder's
+                    graph; adapter=FOLDER
   tap-outputs       what --tap does, at its place among the other passes
 
 \b
