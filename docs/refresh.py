@@ -21,6 +21,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +48,9 @@ def blocks(path: Path) -> list[re.Match[str]]:
 def refreshed(path: Path) -> str:
     """The document with the outputs that its blocks print now. Changes the working folder of this process."""
     text, last, parts = path.read_text(), 0, []
-    namespace: dict[str, object] = {"__name__": path.stem}
+    # A real module: dataclasses and saved programs look classes up by it.
+    module = types.ModuleType(path.stem)
+    sys.modules[module.__name__] = module
     printed = io.StringIO()
     for match in blocks(path):
         parts.append(text[last : match.start("body")])
@@ -56,7 +59,7 @@ def refreshed(path: Path) -> str:
             line = text[: match.start("body")].count("\n")
             code = compile("\n" * line + body, str(path.relative_to(ROOT)), "exec")
             with contextlib.redirect_stdout(printed):
-                exec(code, namespace)
+                exec(code, module.__dict__)
         elif match["info"] == "console run":
             body = "".join(_console(line) for line in body.splitlines() if line.startswith("$ "))
         else:
