@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from layergraph.errors import NotFoundError
-from layergraph.testing.zoo_families import FAMILIES, Family
+from layergraph.testing.zoo_families import DECODERS, FAMILIES, Family
 from layergraph.testing.zoo_shrink import shrink_config
 
 
@@ -122,7 +122,7 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
 
 
 def _family(model_type: str) -> Family:
-    return FAMILIES.get(model_type) or Family({"base": "AutoModel"})
+    return FAMILIES.get(model_type) or DECODERS.get(model_type) or Family({"base": "AutoModel"})
 
 
 def _model_class(name: str, config: Any) -> Any:

@@ -22,6 +22,12 @@ class Family:
 
 _LM = {"lm": "AutoModelForCausalLM", "base": "AutoModel", "classifier": "AutoModelForSequenceClassification"}
 _VLM = "AutoModelForImageTextToText"
+# Decoders that shrink by the names of their fields alone
+_PLAIN_DECODERS = (
+    "opt bloom gpt_bigcode mistral qwen2 qwen2_moe qwen3_moe gemma gemma2 phi phi3 falcon stablelm starcoder2 olmo "
+    "olmo2 olmoe cohere cohere2 granite granitemoe deepseek_v3 smollm3 glm glm4 ernie4_5 persimmon xglm biogpt "
+    "apertus seed_oss exaone4 arcee helium diffllama mpt rwkv gemma4_text"
+)
 
 
 def _tower(cls: str, part: str = "vision_config", **kinds: str) -> dict[str, str]:
@@ -86,4 +92,37 @@ FAMILIES: dict[str, Family] = {
     "minimax_m3_vl": Family(_tower("MiniMaxM3VLVisionModel", vlm=_VLM)),
 }
 
-__all__ = ["FAMILIES", "Family"]
+# Found by name and not listed: tests that go through every model of the zoo need no hundred decoders of one kind.
+DECODERS: dict[str, Family] = {
+    **{name: Family(_LM) for name in _PLAIN_DECODERS.split()},
+    "gpt_neo": Family(_LM, {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 4}),
+    "gptj": Family(_LM, {"rotary_dim": 8}),
+    "codegen": Family(_LM, {"rotary_dim": 8}),
+    "nemotron": Family(_LM, {"num_key_value_heads": 2, "head_dim": 16}),
+    "hunyuan_v1_dense": Family(_LM, {"head_dim": 16, "num_key_value_heads": 2}),
+    "llama4_text": Family(_LM, {"attention_chunk_size": 4, "floor_scale": 4, "intermediate_size_mlp": 96}),
+    # decoders with states beside keys and values, or instead of them
+    "minimax": Family(_LM),
+    "mamba": Family(_LM),
+    "mamba2": Family(_LM, {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 2, "chunk_size": 8}),
+    "nemotron_h": Family(
+        _LM,
+        {
+            "layer_types": ["linear_attention", "moe", "full_attention", "mlp"],
+            "num_hidden_layers": 4,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 16,
+            "n_groups": 2,
+            "chunk_size": 8,
+            "moe_shared_expert_intermediate_size": 48,
+        },
+    ),
+    "bamba": Family(_LM, {"attn_layer_indices": [1], "mamba_chunk_size": 8, "mamba_d_state": 16}),
+    "jamba": Family(_LM, {"attn_layer_offset": 1, "attn_layer_period": 2, "mamba_d_state": 8}),
+    "recurrent_gemma": Family(_LM, {"block_types": ["recurrent", "attention"], "attention_window_size": 4}),
+    "qwen3_next": Family(_LM, {"linear_key_head_dim": 16, "linear_value_head_dim": 16}),
+    "lfm2": Family(_LM, {"layer_types": ["conv", "full_attention"]}),
+}
+
+__all__ = ["DECODERS", "FAMILIES", "Family"]

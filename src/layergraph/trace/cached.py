@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from layergraph.errors import NotSupportedError
 from layergraph.ir.cache_geometry import CacheGeometry, CacheGroup, CacheState, CacheTensor
@@ -39,6 +40,11 @@ from layergraph.trace.cached_masks import visible, write_positions
 
 # Sizes at trace time: no two equal, none that torch would fix.
 _BATCH, _TOKENS, _SLOTS, _KEPT = 2, 5, 24, 3
+# Models with states cut text into chunks, the longest upstream has without saying so in its config. A trace of one
+# chunk would fix their number.
+_CHUNK = 64
+# A step takes at least that many tokens at once.
+_LEAST_TOKENS = 128
 
 
 def can_cache(model: nn.Module) -> bool:
@@ -86,7 +92,9 @@ def plan_cached(model: nn.Module) -> CachedCall:
     types = _layer_types(model.config)
     probed = _probe(model, names)
     geometry = _geometry(probed.cache, types)
-    tensors, dims = _examples(geometry, next(model.parameters()).device, probed.embedding, "logits_to_keep" in names)
+    device = next(model.parameters()).device
+    n_tokens = _TOKENS + (_longest_chunk(model.config) if geometry.states else 0)
+    tensors, dims = _examples(geometry, device, n_tokens, probed.embedding, "logits_to_keep" in names)
     dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     additive = dtype if getattr(model.config, "_attn_implementation", None) == "eager" else None
     kinds: dict[str, str] = {_kind(types, tensor.layer): tensor.group for tensor in geometry.tensors}
@@ -118,6 +126,31 @@ def plan_cached(model: nn.Module) -> CachedCall:
     return CachedCall(geometry, tensors, dims, call)
 
 
+def refuse_fixed(plan: CachedCall, exported: ExportedProgram) -> None:
+    """Refuse a graph that holds for some lengths only: loops over tokens in Python, and branches on their number.
+
+    Raises:
+        NotSupportedError: names the input and what is fixed.
+    """
+    values = {node.name: node.meta["val"] for node in exported.graph.find_nodes(op="placeholder")}
+    for name, node in zip(plan.tensors, exported.graph_signature.user_inputs, strict=True):
+        for dim, label in plan.dims[name].items():
+            size = values[node].shape[dim]
+            found = None
+            if not isinstance(size, torch.SymInt):
+                found = f"{label} = {size}"
+            elif (bounds := exported.range_constraints.get(size.node.expr)) is not None and bounds.lower > 2:
+                found = f"{label} >= {bounds.lower}"
+            elif label == "tokens" and bounds is not None and bounds.upper < _LEAST_TOKENS:
+                found = f"{label} <= {bounds.upper}"
+            if found is not None:
+                raise NotSupportedError(
+                    "the model's code branches or loops on lengths, so one graph cannot stand for prefill and decode",
+                    found=f"{found} in {name}",
+                    do="trace with cached=False: the uncached graph is complete",
+                )
+
+
 # What a model keeps -----------------------------------------------------------------------------------------------
 
 
@@ -132,7 +165,7 @@ def _probe(model: nn.Module, names: Mapping[str, Any]) -> _Probed:
     from transformers import DynamicCache
 
     probed = _Probed(None)
-    table = model.get_input_embeddings()  # type: ignore[operator]
+    table = model.get_input_embeddings()
     calls: list[torch.Tensor] = []
     handle = table.register_forward_hook(lambda module, args, output: calls.append(output))
     device = next(model.parameters()).device
@@ -142,6 +175,10 @@ def _probe(model: nn.Module, names: Mapping[str, Any]) -> _Probed:
     try:
         with torch.no_grad():
             output = model(**given)
+    except Exception as error:
+        raise NotSupportedError(
+            "the model itself does not run with a cache", found=f"{type(error).__name__}: {str(error)[:200]}"
+        ) from error
     finally:
         handle.remove()
     if probed.cache is None:
@@ -234,10 +271,15 @@ def _text(dtype: torch.dtype) -> str:
 # The trace's inputs -----------------------------------------------------------------------------------------------
 
 
+def _longest_chunk(config: Any) -> int:
+    sizes = [value for name, value in config.to_dict().items() if name.endswith("chunk_size")]
+    return max([_CHUNK, *(size for size in sizes if isinstance(size, int))])
+
+
 def _examples(
-    geometry: CacheGeometry, device: torch.device, embedding: torch.Tensor | None, keeps_logits: bool
+    geometry: CacheGeometry, device: torch.device, n_tokens: int, embedding: torch.Tensor | None, keeps_logits: bool
 ) -> tuple[dict[str, torch.Tensor], dict[str, dict[int, str]]]:
-    order = torch.arange(_TOKENS, device=device).expand(_BATCH, -1).contiguous()
+    order = torch.arange(n_tokens, device=device).expand(_BATCH, -1).contiguous()
     each = {0: "batch", 1: "tokens"}
     tensors: dict[str, torch.Tensor] = {"input_ids": torch.zeros_like(order)}
     dims: dict[str, dict[int, str]] = {"input_ids": each}
@@ -247,14 +289,14 @@ def _examples(
 
     if embedding is not None:
         features = embedding.shape[-1]
-        add("inputs_embeds", torch.zeros(_BATCH, _TOKENS, features, dtype=embedding.dtype, device=device), each)
+        add("inputs_embeds", torch.zeros(_BATCH, n_tokens, features, dtype=embedding.dtype, device=device), each)
     add("position_ids", order, each)
     add("token_positions", order.clone(), each)
     if keeps_logits:
         add("logits_to_keep", torch.arange(_KEPT, device=device), {0: "kept"})
     for number, group in enumerate(geometry.groups):
         # Each group has its own length: windows are shorter than the full context.
-        slots = _SLOTS + 8 * number
+        slots = n_tokens + _SLOTS + 8 * number
         labels = {0: f"{group.name}_slots", 1: "batch"}
         add(group.write, order.clone(), each)
         add(group.positions, torch.full((slots, _BATCH), -1, device=device), labels)
@@ -278,7 +320,7 @@ def _embeddings(model: nn.Module, flat: Mapping[str, torch.Tensor]) -> Iterator[
     if "inputs_embeds" not in flat:
         yield
         return
-    table = model.get_input_embeddings()  # type: ignore[operator]
+    table = model.get_input_embeddings()
     given = flat["input_ids"] < 0
 
     def clamp(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -299,4 +341,4 @@ def _embeddings(model: nn.Module, flat: Mapping[str, torch.Tensor]) -> Iterator[
             handle.remove()
 
 
-__all__ = ["CachedCall", "can_cache", "plan_cached"]
+__all__ = ["CachedCall", "can_cache", "plan_cached", "refuse_fixed"]

@@ -90,7 +90,7 @@ def _gpt_neo(module: Any, group: CacheGroup | None, flat: Flat, stack: ExitStack
 
 
 def _bloom(module: Any, group: CacheGroup | None, flat: Flat, stack: ExitStack) -> None:
-    slopes_of: Callable[..., torch.Tensor] = sys.modules[type(module).__module__]._get_alibi_slopes  # type: ignore[attr-defined]
+    slopes_of: Callable[..., torch.Tensor] = sys.modules[type(module).__module__]._get_alibi_slopes
 
     def alibi(mask: torch.Tensor, num_heads: int, dtype: torch.dtype) -> torch.Tensor:
         slopes = slopes_of(num_heads, mask.device)

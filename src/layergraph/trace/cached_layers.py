@@ -90,7 +90,7 @@ def _cache_class(own: type | None) -> type:
 
     base: Any = own or Cache
 
-    class TracedCache(base):  # type: ignore[misc]
+    class TracedCache(base):
         """Dispatches to :class:`TracedLayer`; upstream's own dispatch asks for its own classes of layers."""
 
         def __init__(self, layers: list[TracedLayer]) -> None:

@@ -126,6 +126,7 @@ def _trace_step(twin: nn.Module, wanted: bool | None, is_special: bool, hf: Any)
         plan = hf.plan_cached(twin)
         shapes = {name: dict.fromkeys(plan.dims[name], Dim.AUTO) for name in plan.tensors}
         exported, template, layers = _export(twin, plan.tensors, shapes, plan.call, hf, training=False)
+        hf.refuse_fixed(plan, exported)
     except LayerGraphError as error:
         if wanted:
             raise

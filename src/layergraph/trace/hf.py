@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from layergraph.ir.program import ModelInfo
-from layergraph.trace.cached import can_cache, plan_cached
+from layergraph.trace.cached import can_cache, plan_cached, refuse_fixed
 from layergraph.trace.hf_captures import captures, collectors
 from layergraph.trace.hf_context import hf_trace_context
 from layergraph.trace.inputs import dynamic_dims, make_example_inputs
@@ -107,4 +107,5 @@ __all__ = [
     "plain_attributes",
     "plan_cached",
     "prologue",
+    "refuse_fixed",
 ]
