@@ -106,8 +106,14 @@ class Edit(SignatureEdit):
         )
 
     def _eliminate_dead(self, used_before: set[str | None]) -> None:
+        original = self.program[self.name].nodes
         for node in reversed(list(self.graph.nodes)):
-            if node.op not in ("placeholder", "output") and not node.users and not node.is_impure():
+            if node.op in ("placeholder", "output") or node.users:
+                continue
+            # Attention counts as random (it has a dropout): unused already in the trace it stays, as torch leaves it;
+            # unused from now on it goes.
+            was_unused = node.name in original and not original[node.name].users
+            if not node.is_impure(impure_random=was_unused):
                 self._forget(node)
         for spec in list(self._inputs):
             node = self._nodes[spec.arg.name]

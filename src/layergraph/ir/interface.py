@@ -213,13 +213,19 @@ def _check_tensor(item: GraphInput, value: Any, sizes: dict[str, tuple[int, str]
 
 
 def place_in_template(template: Template, place: tuple[str | int, ...], leaf: Template, length: int) -> Template:
-    """A copy of ``template`` with ``leaf`` at ``place``; bare returns are first wrapped as field ``output``."""
+    """A copy of ``template`` with ``leaf`` at ``place``; bare returns are first wrapped as field ``output``.
+
+    ``place`` is a field, a field and an index into its tuple, or either of these inside fields that hold others.
+    """
     name, *rest = place
     if not (isinstance(template, dict) and ("class" in template or "dict" in template)):
         template = {"class": GENERIC_CLASS, "fields": {"output": template}}
     key = "fields" if "class" in template else "dict"
     fields = dict(template[key])
-    if rest:
+    if rest and isinstance(rest[0], str):
+        inner = fields.get(str(name)) or {"class": GENERIC_CLASS, "fields": {}}
+        fields[str(name)] = place_in_template(inner, tuple(rest), leaf, length)
+    elif rest:
         index = int(rest[0])
         entry = fields.get(name)
         items = list(entry["tuple"]) if isinstance(entry, dict) and "tuple" in entry else []

@@ -60,7 +60,8 @@ class Spare:
 
     Attributes:
         nodes: by name, each after those it refers to.
-        outputs: ``path#occurrence:key`` of a module call's output -> name of its spare node.
+        outputs: ``path#occurrence:key`` of a module call's output -> name of its spare node; "" where the value was
+            a tensor but needs more than plain ops, or something that is gone since.
     """
 
     nodes: Mapping[str, SpareNode] = field(default_factory=dict)
@@ -93,7 +94,7 @@ class Spare:
             ]
             if len(alive) == len(changed.references()):
                 kept[node.name] = changed
-        return Spare(kept, {key: name for key, name in self.outputs.items() if name in kept})
+        return Spare(kept, {key: name if name in kept else "" for key, name in self.outputs.items()})
 
     def to_dict(self) -> dict[str, Any]:
         return {"nodes": [node.to_list() for node in self.nodes.values()], "outputs": dict(self.outputs)}
@@ -127,7 +128,8 @@ def collect(graph: torch.fx.Graph, wanted: Mapping[str, torch.fx.Node]) -> Spare
             made = _encode(node)
             if made is not None:
                 nodes[node.name] = made
-    return Spare(nodes, {key: node.name for key, node in wanted.items() if node.name in nodes})
+    lost = {key: node.name if node.name in nodes else "" for key, node in wanted.items() if node not in live}
+    return Spare(nodes, lost)
 
 
 def _encode(node: torch.fx.Node) -> SpareNode | None:
@@ -154,7 +156,7 @@ def target_of(text: str) -> Callable[..., Any]:
     found: Any = operator if space == "operator" else getattr(torch.ops, space)
     for part in rest.split("."):
         found = getattr(found, part)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 _KINDS: dict[type, str] = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}

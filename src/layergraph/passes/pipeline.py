@@ -221,6 +221,8 @@ def _without_outputs(program: Program, record: PassRecord, rest: list[PassRecord
         gone = [output for output in record.outputs if output in unit.interface.outputs]
         if gone:
             edit = Edit(after, name, made_by=f"remove {record.label}")
+            for target in unit.targets.values():
+                edit.keep_state(target)  # a tap may have used what nothing else does; it was there before
             for output in gone:
                 edit.remove_output(output)
             after = edit.finish()
