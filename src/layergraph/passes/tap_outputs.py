@@ -175,7 +175,7 @@ class TapOutputs(Pass):
                 if self.at == "input":
                     value = entry.given
                 if value is None:
-                    refusals.append(Refusal(entry.path, "R2", "a value that the graph holds", "one that it does not"))
+                    refusals.append(_refuse(entry.path, is_none=False))
                     continue
                 name = ".".join([*item.field, str(position)])
                 yield _Target(value, name, (*item.field, position), count, entry.path)
@@ -211,9 +211,9 @@ class TapOutputs(Pass):
         else:
             calls = find_calls(unit.layers, what) or _nothing(what, program, unit)
             for call in calls:
-                node = _call_value(unit, call, self.at, self.index)
+                node, is_none = _call_value(unit, call, self.at, self.index)
                 if node is None:
-                    refusals.append(Refusal(call.path, "R1", "a tensor", "None"))
+                    refusals.append(_refuse(call.path, is_none))
                     continue
                 name = call.path + (f"#{call.occurrence}" if call.occurrence else "")
                 yield call.path, name + (".input" if self.at == "input" else ""), node
@@ -329,14 +329,22 @@ def _node_targets(nodes: list[torch.fx.Node]) -> Iterator[tuple[str, str, str]]:
         yield module_path(node), f"%{node.name}", node.name
 
 
-def _call_value(unit: GraphUnit, call: ModuleCall, at: str, index: int | None) -> str | None:
-    """The chosen input or output of a module call."""
+def _refuse(path: str, is_none: bool) -> Refusal:
+    if is_none:
+        return Refusal(path, "R1", "a tensor", "None")
+    return Refusal(
+        path, "R2", "a value that plain ops compute", "one that nothing used, and that needs more than those"
+    )
+
+
+def _call_value(unit: GraphUnit, call: ModuleCall, at: str, index: int | None) -> tuple[str | None, bool]:
+    """The chosen input or output of a module call, and whether that is None."""
     count = len(call.inputs) if at == "input" else call.n_outputs
     position = 0 if index is None else index
     if at == "output" and call.returns == "tensor":
-        return call_output(unit.layers, call)[0]
+        return call_output(unit.layers, call)
     if count == 0:
-        return None
+        return None, True
     if not -count <= position < count:
         raise OutOfRangeError(
             f"index {position} is out of range",
@@ -345,7 +353,7 @@ def _call_value(unit: GraphUnit, call: ModuleCall, at: str, index: int | None) -
             expected=f"{-count} to {count - 1}",
             do="choose another index",
         )
-    return call.inputs[position][1] if at == "input" else call_output(unit.layers, call, position)[0]
+    return (call.inputs[position][1], False) if at == "input" else call_output(unit.layers, call, position)
 
 
 def _token_dim(node: torch.fx.Node) -> int:

@@ -145,7 +145,7 @@ def _last_hidden_state(unit: GraphUnit, collector: str) -> str | None:
     outputs = dict(call.outputs)
     for name in names:
         spare = unit.layers.spare.outputs.get(f"{collector}#{call.occurrence}:{name}")
-        if outputs.get(name) is not None or spare is not None:
+        if outputs.get(name) is not None or spare:
             return outputs.get(name) or f"{SPARE}{spare}"
     return None
 
@@ -177,13 +177,16 @@ def _field(unit: GraphUnit, collector: str, key: str, model: ModelInfo) -> tuple
 
 def _nested_field(unit: GraphUnit, collector: str, fields: dict[str, Template]) -> str | None:
     """The field that holds the collecting model's own output (``text_model_output`` of CLIP)."""
-    nodes = {node for _, node in unit.layers.by_path[collector][0].outputs if node is not None}
+    own = {node for _, node in unit.layers.by_path[collector][0].outputs if node is not None}
+    best, most = None, 0
     for name, child in fields.items():
         inner = _fields(child)
         leaves = [_output_node(unit, leaf["$"]) for leaf in inner.values() if isinstance(leaf, dict) and "$" in leaf]
-        if leaves and all(leaf in nodes for leaf in leaves):
-            return name
-    return None
+        # Code around the collecting model may have replaced some of its fields since (a pooled, projected state).
+        n_same = sum(leaf in own for leaf in leaves)
+        if n_same > most:
+            best, most = name, n_same
+    return best
 
 
 __all__ = ["Entry", "Recorded", "record", "registry_keys"]

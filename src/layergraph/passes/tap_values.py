@@ -18,6 +18,8 @@ SPARE = "~"
 def call_output(layers: LayerIndex, call: ModuleCall, index: int = 0) -> tuple[str | None, bool]:
     """Entry ``index`` of what a module returned, and whether the module returned None there.
 
+    (None, False) is a tensor that cannot be had: it needs more than plain ops, or what a pass removed.
+
     Raises:
         IndexError: there is no such entry.
     """
@@ -27,7 +29,7 @@ def call_output(layers: LayerIndex, call: ModuleCall, index: int = 0) -> tuple[s
     if node is not None:
         return node, False
     spare = layers.spare_output(call, index)
-    return (f"{SPARE}{spare}", False) if spare is not None else (None, True)
+    return (f"{SPARE}{spare}" if spare else None), spare is None
 
 
 def spare_nodes(layers: LayerIndex, value: str) -> tuple[SpareNode, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import inspect
 import traceback
 from collections.abc import Iterator, Mapping
@@ -88,7 +89,27 @@ def _recipes(model_type: str) -> list[str]:
         entry = tables.get(name, {}).get(model_type)
         if entry is not None:
             return [entry if isinstance(entry, str) else entry[0]]
-    raise LookupError("no model class is listed for this config")
+    return [_unlisted(model_type)]
+
+
+def _unlisted(model_type: str) -> str:
+    """A model class that no table lists (parts of composite models): the one made for this config, plain ones first."""
+    from transformers import CONFIG_MAPPING, PreTrainedModel
+
+    config = CONFIG_MAPPING[model_type]
+    package = config.__module__.rpartition(".")[0]
+    module = importlib.import_module(f"{package}.modeling_{package.rpartition('.')[2]}")
+    found = [
+        name
+        for name, cls in vars(module).items()
+        if isinstance(cls, type)
+        and issubclass(cls, PreTrainedModel)
+        and getattr(cls, "config_class", None) is config
+        and not name.endswith("PreTrainedModel")
+    ]
+    if not found:
+        raise LookupError("transformers has no model class for this config")
+    return min(found, key=lambda name: ("For" in name, not name.endswith("Model"), len(name)))
 
 
 def _check_model(row: Row, model: nn.Module) -> bool:
