@@ -59,7 +59,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What the compiled kernel takes. ``spills`` counts spilled registers (AMD) or accesses to local memory (NVIDIA)."""
+    """What a compiled kernel takes. ``spills``: spilled registers (AMD), or accesses to local memory (NVIDIA)."""
 
     registers: int
     spills: int
@@ -134,7 +134,7 @@ def read_amd(compiled: object) -> Resources:
         registers=number("vgpr_count"),
         spills=number("vgpr_spill_count") + number("sgpr_spill_count") + number("private_segment_fixed_size"),
         shared=compiled.metadata.shared,
-        instructions=tuple(sorted({name for name in re.findall(r"\bv_(mfma_[a-z0-9]+_[a-z0-9]+)", text)})),
+        instructions=tuple(sorted(set(re.findall(r"\bv_(mfma_[a-z0-9]+_[a-z0-9]+)", text)))),
     )
 
 

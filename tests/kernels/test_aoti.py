@@ -1,4 +1,4 @@
-"""Issue 4: an AOTInductor CPU package of a module with all three ops runs in a process that never imports layergraph."""
+"""Issue 4: an AOTInductor CPU package of a module with all three ops runs where layergraph is never imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rewrite that joins an update with the next inject: fires, refuses for each reason, keeps interface and numbers."""
+"""The rewrite that joins an update with the next inject: fires, refuses by each rule, keeps interface and numbers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ class Layers(torch.nn.Module):
     def __init__(self, n=4, d=24, r=3, u=5):
         super().__init__()
         calls = [problems.make((1,), d, r, u, seed=seed) for seed in range(n)]
-        self.weights = torch.nn.ModuleList(
-            torch.nn.ParameterList((*call.update, call.down, call.up)) for call in calls
-        )
+        self.weights = torch.nn.ModuleList(torch.nn.ParameterList((*call.update, call.down, call.up)) for call in calls)
         self.blocks = torch.nn.ModuleList(torch.nn.Linear(d, d) for _ in range(n))
         self.register_buffer("alpha", torch.tensor(0.3))
 
@@ -137,7 +135,7 @@ def test_refuses_with_the_reason(between, rule, reason):
 
 
 def with_write(target):
-    """A graph with an in-place write between update and inject, as a functionalized export never has, or a late pass may."""
+    """A graph with an in-place write between update and inject, as a late pass may make one."""
     module = trace(plain).graph_module
     inject = next(node for node in module.graph.nodes if node.target is ops.INJECT)
     with module.graph.inserting_before(inject):

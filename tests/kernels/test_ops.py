@@ -1,4 +1,4 @@
-"""The ops as torch sees them: opcheck, gradients, shapes, strides, dtypes, export, compile, errors (spec/5 registration)."""
+"""The ops as torch sees them: opcheck, gradients, shapes, strides, dtypes, export, compile, errors (spec/5)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def test_any_strides_give_the_same_contiguous_result(op, change):
     for result, wanted in zip(found, problems.exact(call, op), strict=True):
         assert result.is_contiguous() and problems.error(result, wanted) < 1e-6
     utilities = ("test_faketensor", "test_aot_dispatch_dynamic")
-    assert set(torch.library.opcheck(problems.OPS[op], call.arguments(op), test_utils=utilities).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(problems.OPS[op], call.arguments(op), test_utils=utilities).values()) == {
+        "SUCCESS"
+    }
 
 
 def test_state_and_hidden_may_differ_in_dtype():
@@ -115,7 +117,7 @@ class Net(torch.nn.Module):
     def __init__(self, d=24, r=3, u=5):
         super().__init__()
         call = problems.make((1,), d, r, u)
-        self.weights = torch.nn.ParameterList(call.update + (call.down, call.up))
+        self.weights = torch.nn.ParameterList((*call.update, call.down, call.up))
         self.register_buffer("alpha", call.alpha)
         self.block = torch.nn.Linear(d, d)
 
@@ -194,7 +196,14 @@ FAULTS = [
     ("shadow_inject", "alpha", lambda x: x.double(), "alpha has the wrong dtype", "torch.float32", "torch.float64"),
     ("shadow_inject", "hidden", lambda x: x.long(), "hidden has the wrong dtype", "floating point", "torch.int64"),
     ("shadow_inject", "down", lambda x: x.long(), "down_weight has the wrong dtype", "floating", "torch.int64"),
-    ("shadow_inject", "up", lambda x: x.half(), "up_weight has the wrong dtype", "float32, the dtype of down", "float16"),
+    (
+        "shadow_inject",
+        "up",
+        lambda x: x.half(),
+        "up_weight has the wrong dtype",
+        "float32, the dtype of down",
+        "float16",
+    ),
     ("shadow_inject", "up", lambda x: x.to("meta"), "up_weight has the wrong device", "cpu", "meta"),
     ("shadow_update", 0, lambda x: x[:, :7], "t1_weight has the wrong shape", r"\[u, 24\]", r"\[5, 7\]"),
     ("shadow_update", 1, lambda x: x[:4], "t1_bias has the wrong shape", r"\[5\] \(u\)", r"\[4\]"),

@@ -107,8 +107,8 @@ def _judge(update: Node, injects: list[Node], position: dict[Node, int]) -> Pair
 
 def _arguments(node: Node) -> tuple[Node, ...]:
     """The arguments in the op's order, however they were passed."""
-    rest = node.target._schema.arguments[len(node.args) :]  # type: ignore[union-attr]
-    return (*node.args, *(node.kwargs[argument.name] for argument in rest))  # type: ignore[arg-type]
+    rest = node.target._schema.arguments[len(node.args) :]
+    return (*node.args, *(node.kwargs[argument.name] for argument in rest))
 
 
 def _dtype(node: object) -> torch.dtype | None:

@@ -264,9 +264,7 @@ def shadow_update(
         InputTypeError: an argument is no tensor.
     """
     check_types("shadow_update", locals())
-    return UPDATE(
-        hidden, shadow, t1_weight, t1_bias, t2_weight, t2_bias, g1_weight, g1_bias, g2_weight, g2_bias
-    )
+    return UPDATE(hidden, shadow, t1_weight, t1_bias, t2_weight, t2_bias, g1_weight, g1_bias, g2_weight, g2_bias)
 
 
 def shadow_update_inject(

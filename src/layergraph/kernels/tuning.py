@@ -1,7 +1,7 @@
 """Which kernel with which block sizes: one table, keyed by architecture, rows T, bottleneck r and weight bytes.
 
-:func:`choose` reads the table; what :func:`autotune` found, or :func:`load` read from a file, goes before it. Nothing is
-tuned behind the caller's back.
+:func:`choose` reads the table; what :func:`autotune` found, or :func:`load` read from a file, goes before it. Nothing
+is tuned behind the caller's back.
 """
 
 from __future__ import annotations
@@ -128,18 +128,20 @@ OPEN_TOKENS = 256
 TABLE: tuple[Row, ...] = (
     Row("*", 1, 1024, 16, None, Config("row", 1, 256, 0, 8, 2), "one launch instead of three; 64 registers"),
     Row("*", 4, None, 16, None, Config("split", 1, 128, 128, 4, 1), "d / 128 programs a row fill a chip; 64 registers"),
-    Row("*", 4, None, 64, None, Config("split", 1, 32, 64, 4, 1), "weights of one block as many as at r = 16"),
-    Row("*", 16, None, 16, None, Config("split", 16, 64, 128, 4, 1), "one row tile, so d / 128 programs"),
-    Row("*", 256, None, 16, None, Config("split", 16, 64, 256, 4, 1), "T d / 4,096 programs"),
-    Row("*", 2048, None, 16, None, Config("split", 16, 64, 1024, 4, 1), "T d / 16,384 programs, fewer partial sums"),
-    Row("*", None, None, 16, 2, Config("tile", 16, 64, 0, 4, 2), "BT >= 0.6 r bytes = 10 hides the weights' reads from L2"),
-    Row("*", None, None, 16, 4, Config("tile", 32, 32, 0, 4, 2), "BT >= 0.6 r bytes = 20; BD = 64 spills on gfx942"),
-    Row("*", 256, None, 64, None, Config("split", 16, 32, 128, 4, 2), "few rows: d cut small; BT = 32 spills on gfx942"),
+    Row("*", 4, None, 64, None, Config("split", 1, 32, 64, 2, 1), "d / 64 programs a row; 4 warps spill on sm_100"),
+    Row("*", 16, None, 16, None, Config("split", 16, 32, 128, 4, 1), "one row tile, so d / 128 programs"),
+    Row("*", 256, None, 16, None, Config("split", 16, 32, 256, 4, 1), "T d / 4,096 programs; BD = 64 spills on sm_90"),
+    Row("*", 2048, None, 16, None, Config("split", 16, 32, 1024, 4, 1), "T d / 16,384 programs, fewer partial sums"),
+    Row("*", None, None, 16, 2, Config("tile", 16, 64, 0, 4, 2), "BT >= 0.6 r bytes = 10 at r = 8 hides weight reads"),
+    Row("*", None, None, 16, 4, Config("tile", 32, 32, 0, 4, 2), "BT >= 0.6 r bytes = 20 at r = 8; BD = 64 spills"),
+    Row(
+        "*", 256, None, 64, None, Config("split", 16, 32, 128, 4, 1), "few rows: d cut small; two stages spill on sm_90"
+    ),
     Row("sm_90", None, None, 64, None, Config("split", 64, 32, 1024, 8, 2), "a warp group's HGMMA needs 64 rows"),
-    Row("sm_100", None, None, 64, None, Config("split", 64, 32, 1024, 8, 2), "as sm_90, for UTCHMMA"),
+    Row("sm_100", None, None, 64, None, Config("split", 64, 64, 1024, 8, 1), "as sm_90, for UTCHMMA; BD = 32 spills"),
     Row("sm_80", None, None, 64, None, Config("split", 32, 64, 1024, 8, 1), "BT = 64 spills, as do two stages"),
     Row("gfx942", None, None, 64, None, Config("split", 64, 32, 1024, 4, 1), "spills with 8 warps or two stages"),
-    Row("*", None, None, 64, None, Config("split", 16, 32, 1024, 4, 2), "fits every target's registers and 64 KiB"),
+    Row("*", None, None, 64, None, Config("split", 16, 32, 1024, 4, 1), "fits every target's registers and 64 KiB"),
 )
 
 _tuned: dict[Problem, Config] = {}
@@ -194,19 +196,19 @@ def shipped(arch: str) -> list[tuple[Row, Config]]:
 
 def candidates(problem: Problem) -> list[Config]:
     """Configurations worth timing for a problem: the table's for this bottleneck, and its neighbours in each number."""
-    start = [row.config for row in TABLE if row._replace(max_tokens=None).fits(problem)]
-    found = dict.fromkeys(start)
-    for config in start:
+    same = (row._replace(max_tokens=None).fits(problem) for row in TABLE)
+    found: dict[Config, None] = dict.fromkeys(row.config for row, fits in zip(TABLE, same, strict=True) if fits)
+    for config in list(found):
+        wider = 2 * config.slice_d
         for changes in (
             {"warps": config.warps * 2},
             {"warps": max(1, config.warps // 2)},
             {"stages": config.stages % 3 + 1},
-            {"block_d": config.block_d * 2, "slice_d": config.slice_d * 2},
-            {"slice_d": config.slice_d * 2},
+            {"block_d": config.block_d * 2, "slice_d": wider},
+            {"slice_d": wider},
         ):
-            found.setdefault(dataclasses.replace(config, **changes))
-    usable = (config for config in found if config.family != "row" or problem.tokens == 1)
-    return list(usable)
+            found.setdefault(dataclasses.replace(config, **changes))  # type: ignore[arg-type]
+    return [config for config in found if config.family != "row" or problem.tokens == 1]
 
 
 def autotune(
@@ -251,7 +253,9 @@ def save(path: str | os.PathLike[str]) -> None:
         {"problem": dataclasses.asdict(problem), "config": dataclasses.asdict(config)}
         for problem, config in sorted(_tuned.items(), key=lambda item: str(item[0]))
     ]
-    Path(path).write_text(json.dumps({"format": "layergraph-kernel-tuning", "version": 1, "entries": entries}, indent=1))
+    Path(path).write_text(
+        json.dumps({"format": "layergraph-kernel-tuning", "version": 1, "entries": entries}, indent=1)
+    )
 
 
 def load(path: str | os.PathLike[str]) -> int:
@@ -300,7 +304,7 @@ def _from_fields(kind: Any, values: Any) -> Any:
     """Build a dataclass from JSON, holding every field to its annotated type."""
     if not isinstance(values, dict):
         raise TypeError(f"expected an object, found {values!r}")
-    types = {"str": str, "int": int, "Family": str, "int | None": (int, type(None))}
+    types: dict[str, Any] = {"str": str, "int": int, "Family": str, "int | None": (int, type(None))}
     for field in dataclasses.fields(kind):
         value = values[field.name]
         if not isinstance(value, types[str(field.type)]) or isinstance(value, bool):

@@ -3,6 +3,7 @@
 By hand: ``python -m pytest tests/kernels/isolated/compile_targets.py -s`` prints the tables.
 """
 
+# ruff: noqa: E402 -- the environment is set before what reads it is imported
 from __future__ import annotations
 
 import dataclasses

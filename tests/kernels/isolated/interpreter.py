@@ -3,6 +3,7 @@
 By hand: ``TRITON_INTERPRET=1 python -m pytest tests/kernels/isolated/interpreter.py``.
 """
 
+# ruff: noqa: E402 -- the environment is set before what reads it is imported
 from __future__ import annotations
 
 import os

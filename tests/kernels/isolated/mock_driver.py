@@ -1,5 +1,6 @@
-"""spec/5 tests, kind 3: the CUDA side of the ops without a GPU, by fake tensors and a mock driver. Run by test_isolated.py."""
+"""spec/5 tests, kind 3: the CUDA side of the ops by fake tensors and a mock driver. Run by test_isolated.py."""
 
+# ruff: noqa: E402 -- the environment is set before what reads it is imported
 from __future__ import annotations
 
 import os
@@ -101,12 +102,19 @@ def launches(op, call, mode):
 
 
 BF16, F32 = torch.bfloat16, torch.float32
+SPLIT = {"shadow_update_inject": 3, "shadow_inject": 2, "shadow_update": 2}
 SHAPES = {
     "row": ((1,), 1024, 8, "row", 1),
-    "decode": ((1,), 4096, 8, "split", {"shadow_update_inject": 3, "shadow_inject": 2, "shadow_update": 2}),
-    "short prefill": ((2, 100), 4096, 8, "split", {"shadow_update_inject": 3, "shadow_inject": 2, "shadow_update": 2}),
+    "decode": ((1,), 4096, 8, "split", SPLIT),
+    "short prefill": ((2, 100), 4096, 8, "split", SPLIT),
     "prefill": ((2, 2048), 4096, 8, "tile", 1),
-    "wide bottleneck": ((1, 4096), 4096, 64, "split", {"shadow_update_inject": 3, "shadow_inject": 2, "shadow_update": 2}),
+    "wide bottleneck": (
+        (1, 4096),
+        4096,
+        64,
+        "split",
+        SPLIT,
+    ),
 }
 
 

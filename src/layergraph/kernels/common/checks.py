@@ -1,4 +1,4 @@
-"""Argument checks of the shadow ops, run by the fake kernels and by the real ones, so that both raise the same errors."""
+"""Argument checks of the shadow ops, run by fake and real kernels alike, so that both raise the same errors."""
 
 from __future__ import annotations
 

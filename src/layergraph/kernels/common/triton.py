@@ -153,7 +153,7 @@ def load_bias(ptr, offsets, size):
 
 @triton.jit
 def discrepancy(h, s, hidden_dtype: tl.constexpr, shadow_dtype: tl.constexpr):
-    """h - s rounded to the two dtypes' common one, as the reference does; a bfloat16 result is then an exact operand."""
+    """h - s rounded to the two dtypes' common one, as in the reference; a bfloat16 result is then an exact operand."""
     if hidden_dtype == shadow_dtype:
         delta = cast(h - s, hidden_dtype).to(tl.float32)
     else:
@@ -275,7 +275,7 @@ def phase_update_down(
     return acc
 
 
-# ---- partial sums of the split family: [slices, T, WIDTH] float32 ------------------------------------------------------
+# ---- partial sums of the split family: [slices, T, WIDTH] float32 -------------------------------------------------
 @triton.jit
 def store_partial(part, value, rows, low, T, column, R, WIDTH):
     """Store this slice's [BT, RP] at a column of the partials."""

@@ -58,7 +58,7 @@ def update_expand_reduce(
     U: tl.constexpr, UP: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
     NC: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid (row tiles, slices of d): this slice of the new state, and its partial sums [slices, T, R] for the inject."""
+    """Grid (row tiles, slices of d): a slice of the new state, and partial sums [slices, T, R] for the inject."""
     rows = row_offsets(BT)
     first, last = slice_bounds(slice_d, D)
     t, g = sum_bottleneck(part, t1_bias, g1_bias, rows, T, slices, U, UP, BT, NC)
