@@ -78,7 +78,7 @@ def run(
             if prepare is not None:
                 item = prepare(item, current)
             lifted = _lift_taps(current) if item.moves_inputs else []
-            for record in lifted:
+            for record in reversed(lifted):  # the last of a name goes by that name
                 current = remove(current, record.label)
             current = _run_one(current, item, label, check, strict, keep_weights, say)
             for record in lifted:
