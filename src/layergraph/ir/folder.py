@@ -376,9 +376,12 @@ def _build_units(
     held: Mapping[str, torch.Tensor],
     aliases: Mapping[str, str],
 ) -> dict[str, GraphUnit]:
+    tied = {alias: kept for alias, kept in aliases.items() if kept in state}
+    # Twice: graphs may take a tied weight under each of its names, and all of them must be one Parameter in the end.
+    state.update({alias: state[kept] for alias, kept in tied.items()})
     for unit in saved.values():
         _as_parameters(unit.graph, state)
-    state.update({alias: state[kept] for alias, kept in aliases.items() if kept in state})
+    state.update({alias: state[kept] for alias, kept in tied.items()})
     units = {}
     for name, unit in saved.items():
         example_prefix = f"{kind}/{name}/example/"
