@@ -37,7 +37,7 @@ def interleaved(
     """Time each alternative once a round, in turns whose order is reversed every other round."""
     runs: dict[str, list[float]] = {name: [] for name in alternatives}
     for number in range(-warmup, rounds):
-        order = list(alternatives) if number % 2 else list(reversed(alternatives))
+        order = list(alternatives) if number % 2 else list(alternatives)[::-1]
         for name in order:
             start = time.perf_counter()
             alternatives[name]()
