@@ -120,6 +120,10 @@ class Pass(ABC):
         """Options to remember after a run: like :meth:`options`, what cannot be saved replaced by what it chose."""
         return self.options()
 
+    def left(self, options: dict[str, Any]) -> bool:
+        """Whether a run that is remembered by these options was a run of this very pass."""
+        return options == self.options()
+
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> Pass:
         return cls(**options)

@@ -234,7 +234,7 @@ def _position(program: Program, what: Pass | str) -> int:
     for position in reversed(range(len(program.history))):
         record = program.history[position]
         if isinstance(what, Pass):
-            if record.name == what.pass_name and dict(record.options) == what.options():
+            if record.name == what.pass_name and what.left(dict(record.options)):
                 return position
         elif what in (record.label, record.name):
             return position

@@ -91,6 +91,10 @@ class WeaveShadow(Pass):
         """The program's own copy of the adapter is what counts after a run."""
         return {"adapter": None, "config": None, "name": self._plan.shadow.active}
 
+    def left(self, options: dict[str, Any]) -> bool:
+        """There is one shadow in a program, so it was this one."""
+        return True
+
     def reference(self, outputs: dict[str, Any]) -> dict[str, Any]:
         """What was returned before: the example inputs hold the adapter with strength zero."""
         return outputs

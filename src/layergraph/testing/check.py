@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from layergraph.adapters import preparer
 from layergraph.api import load, trace
 from layergraph.errors import InputError, LayerGraphError, PromiseError, StructureError
 from layergraph.ir.execute import run_graph
@@ -59,7 +60,7 @@ def check_pass(
     """
     before = model if isinstance(model, Program) else trace(model, example_inputs)
     _check_class(item)
-    findings = _check_find(item, before, n_sites)
+    findings = _check_find(preparer()(item, before.ir), before, n_sites)
     fingerprint = before.fingerprint
     after = before.apply(item, verify=True)
     _require(before.fingerprint == fingerprint, item, "the program it ran on", "unchanged", "changed")
@@ -92,8 +93,9 @@ def _check_class(item: Pass) -> None:
 
 
 def _check_find(item: Pass, program: Program, n_sites: int | None) -> dict[str, Findings]:
-    first = {name: item.find(program.ir, name) for name in program.ir}
-    second = {name: item.find(program.ir, name) for name in program.ir}
+    kept = [name for name in program.ir if item.keeps(program.ir, name)]
+    first = {name: item.find(program.ir, name) for name in kept}
+    second = {name: item.find(program.ir, name) for name in kept}
     _require(first == second, item, "find called twice", "the same findings", "others")
     count = sum(len(found.sites) for found in first.values())
     if n_sites is not None:
