@@ -51,6 +51,7 @@ def trace(
         TraceError: the model cannot be exported; names the module and torch's reason.
         InputError, InputTypeError, NotSupportedError: the model or the inputs are of a kind that cannot be traced.
     """
+    warn_if_untested()
     with progress_line(progress) as say:
         return Program(
             trace_model(model, example_inputs, dynamic=dynamic, training=training, cached=cached, progress=say)
@@ -80,6 +81,7 @@ def optimize(
     Raises:
         RefusedError: see ``strict``. PromiseError: see ``verify``. Otherwise as :func:`trace` and the passes do.
     """
+    warn_if_untested()
     chosen = pipeline.resolve(passes) if passes is not None else None
     if fusion_config is not None:
         if chosen is not None:
@@ -110,6 +112,7 @@ def load(folder: str | Path, *, verify: str = "full", progress: Progress = None)
     Raises:
         MissingFileError, FormatError: a file is not there, damaged, or written by a newer version.
     """
+    warn_if_untested()
     with progress_line(progress) as say:
         return Program(folders.load(folder, verify=verify, progress=say))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
+from layergraph.compat import generation_cache_argument
 from layergraph.errors import InputError, NotSupportedError
 from layergraph.ir.execute import run_graph
 from layergraph.ir.interface import fill_template
@@ -16,9 +16,7 @@ from layergraph.ir.program import Program
 from layergraph.runtime.cache import DualCache
 from layergraph.runtime.session import Session
 
-# The cache argument has been called ``cache`` since transformers 5.2x, ``past_key_values`` before; we take both.
-_PARAMETERS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-CACHE_NAME = "cache" if "cache" in _PARAMETERS else "past_key_values"
+CACHE_NAME = generation_cache_argument()
 
 
 class ProgramForGeneration(PreTrainedModel, GenerationMixin):

@@ -9,6 +9,7 @@ made here from positions, so rows may be padded on either side and stand at diff
 ``position_ids``      int64 [batch, tokens]      for position embeddings
 ``token_positions``   int64 [batch, tokens]      which token of its row each one is, from 0; -1 for padding
 ``logits_to_keep``    int64 [kept]               which of the new tokens get logits (models with a head)
+``tokens_written``    int64 [1]                  tokens held, padding too, for the few models that count these
 ``GROUP_write``       int64 [batch, tokens]      slots to write, for each group of layers
 ``GROUP_positions``   int64 [slots, batch]       mutated: the token that each slot holds, -1 for none
 ``cache_L_keys``...   [slots, batch, heads, d]   mutated
@@ -32,9 +33,10 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from layergraph.compat import cache_argument
 from layergraph.errors import NotSupportedError
 from layergraph.ir.cache_geometry import CacheGeometry, CacheGroup, CacheState, CacheTensor
-from layergraph.trace.cached_kinds import adapted, refuse_kinds
+from layergraph.trace.cached_kinds import adapted, counts_columns, refuse_kinds
 from layergraph.trace.cached_layers import traced_cache
 from layergraph.trace.cached_masks import visible, write_positions
 
@@ -95,6 +97,8 @@ def plan_cached(model: nn.Module) -> CachedCall:
     device = next(model.parameters()).device
     n_tokens = _TOKENS + (_longest_chunk(model.config) if geometry.states else 0)
     tensors, dims = _examples(geometry, device, n_tokens, probed.embedding, "logits_to_keep" in names)
+    if counts_columns(model):
+        tensors["tokens_written"], dims["tokens_written"] = torch.zeros(1, dtype=torch.int64, device=device), {}
     dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     additive = dtype if getattr(model.config, "_attn_implementation", None) == "eager" else None
     kinds: dict[str, str] = {_kind(types, tensor.layer): tensor.group for tensor in geometry.tensors}
@@ -117,7 +121,7 @@ def plan_cached(model: nn.Module) -> CachedCall:
             "position_ids": flat["position_ids"],
             "attention_mask": by_kind if len({*masks, *state_kinds}) > 1 else next(iter(by_kind.values())),
             "use_cache": True,
-            _cache_name(names): traced_cache(geometry, flat, n_layers, own_cache),
+            cache_argument(names): traced_cache(geometry, flat, n_layers, own_cache),
             "logits_to_keep": flat.get("logits_to_keep"),
         }
         with adapted(model, widest, flat), _embeddings(model, flat):
@@ -171,7 +175,7 @@ def _probe(model: nn.Module, names: Mapping[str, Any]) -> _Probed:
     device = next(model.parameters()).device
     given: dict[str, Any] = {"input_ids": torch.zeros(1, 2, dtype=torch.int64, device=device), "use_cache": True}
     if not _own_cache(model):
-        probed.cache = given[_cache_name(names)] = DynamicCache(config=model.config)
+        probed.cache = given[cache_argument(names)] = DynamicCache(config=model.config)
     try:
         with torch.no_grad():
             output = model(**given)
@@ -182,7 +186,7 @@ def _probe(model: nn.Module, names: Mapping[str, Any]) -> _Probed:
     finally:
         handle.remove()
     if probed.cache is None:
-        probed.cache = output[_cache_name(output)]
+        probed.cache = output[cache_argument(output)]
     if len(calls) == 1 and isinstance(calls[0], torch.Tensor) and calls[0].dim() == 3:
         probed.embedding = calls[0]
     return probed
@@ -198,10 +202,6 @@ def _own_cache(model: nn.Module) -> bool:
 
 def _is_local(cls: type, model: nn.Module) -> bool:
     return cls.__module__ == type(model).__module__
-
-
-def _cache_name(names: Any) -> str:
-    return "cache" if "cache" in names else "past_key_values"
 
 
 def _layer_types(config: Any) -> list[str]:
