@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from layergraph.adapters import preparer
+from layergraph.compat import warn_if_untested
 from layergraph.errors import InputError, NotSupportedError
 from layergraph.ir import folder as folders
 from layergraph.passes import pipeline

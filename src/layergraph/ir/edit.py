@@ -145,4 +145,4 @@ def share_state(graphs: Mapping[str, GraphUnit], name: str, edited: GraphUnit) -
     }
 
 
-__all__ = ["Edit"]
+__all__ = ["Edit", "share_state"]

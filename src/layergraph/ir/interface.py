@@ -313,4 +313,14 @@ def _output_class(qualified: str) -> Any:
     return build
 
 
-__all__ = ["GraphInput", "Interface", "Output", "Template", "fill_template", "flat_name", "flatten_argument"]
+__all__ = [
+    "GraphInput",
+    "Interface",
+    "Output",
+    "Template",
+    "drop_from_template",
+    "fill_template",
+    "flat_name",
+    "flatten_argument",
+    "place_in_template",
+]

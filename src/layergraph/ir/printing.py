@@ -309,4 +309,4 @@ def _is_under(path: str, parent: str) -> bool:
     return path == parent or path.startswith(parent + ".")
 
 
-__all__ = ["Printer", "diff", "explain", "listing", "short_op", "value_text", "window"]
+__all__ = ["Printer", "Section", "diff", "explain", "listing", "short_op", "size_names", "value_text", "window"]

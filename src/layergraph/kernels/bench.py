@@ -358,3 +358,6 @@ def kernels_command(
 
 if __name__ == "__main__":
     kernels_command()
+
+
+__all__ = ["ALLOWED_ERROR", "DTYPES", "OPS", "VARIANTS", "Result", "arguments", "bytes_moved", "kernels_command", "run"]

@@ -89,3 +89,6 @@ def plot(results: Sequence[Result], path: str | Path) -> None:
         axis.legend(fontsize=8)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+__all__ = ["machine_line", "plot", "table", "write_json"]

@@ -315,3 +315,6 @@ def _check_patch_embed(
         reason = f"differs from eager by {worst:.2g}" if same else "weights do not come back bit for bit"
         return {"state": "fail", "reason": reason, **result}
     return {"state": "pass", "reason": "", **result}
+
+
+__all__ = ["TOLERANCE", "Row", "check_model_type", "guarded", "recorded", "short"]

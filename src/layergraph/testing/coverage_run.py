@@ -131,3 +131,6 @@ def _child(model_type: str, writer: int, memory_gib: int) -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+__all__ = ["RESULTS", "check_all", "main", "read_results"]

@@ -1,2 +1,5 @@
 def write_tables(out, rows):
     pass
+
+
+__all__ = ["write_tables"]

@@ -343,4 +343,4 @@ def _exact(config: Mapping[str, Any], blocks: tuple[str, ...]) -> dict[str, Any]
     return {**config, **plain, "target_modules": list(blocks)}
 
 
-__all__ = ["describe_geometry", "join_adapter", "plan_shadow"]
+__all__ = ["describe_geometry", "has_loss", "join_adapter", "plan_shadow"]

@@ -282,4 +282,15 @@ def _placed(request: Request, grids: torch.Tensor) -> torch.Tensor:
     return grids if request.device.type == "meta" else grids.to(request.device)
 
 
-__all__ = ["RECIPES", "Recipe", "Request"]
+__all__ = [
+    "RECIPES",
+    "Recipe",
+    "Request",
+    "audio",
+    "image",
+    "images_in_text",
+    "packed_patches",
+    "text",
+    "text_and_image",
+    "video",
+]

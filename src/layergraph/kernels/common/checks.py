@@ -109,3 +109,6 @@ def _text(shape: Iterable[int]) -> str:
 
 def _fail(op: str, name: str, fault: str, expected: str, found: str) -> None:
     raise InputError(f"layergraph::{op}: {name} has {fault}", expected=expected, found=found)
+
+
+__all__ = ["ADAPTER_SHAPES", "check_arguments", "check_types"]

@@ -120,3 +120,17 @@ def declare_kernels(op: str, kernels: Sequence[Any]) -> None:
     from torch._library import triton as registry
 
     getattr(registry, "triton_ops_to_kernels", {})[f"layergraph::{op}"] = list(kernels)
+
+
+__all__ = [
+    "Plan",
+    "as_rows",
+    "ceil_div",
+    "declare_kernels",
+    "next_power_of_2",
+    "on_device",
+    "plan",
+    "plan_for",
+    "problem_of",
+    "start",
+]

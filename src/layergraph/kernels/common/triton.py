@@ -307,3 +307,31 @@ def current_arch() -> str:
 def is_interpreted(kernel: object) -> bool:
     """True for a kernel that Triton's interpreter runs."""
     return isinstance(kernel, InterpretedFunction)
+
+
+__all__ = [
+    "EMULATE",
+    "cast",
+    "current_arch",
+    "discrepancy",
+    "expand_block",
+    "gated_block",
+    "gelu",
+    "is_interpreted",
+    "load_bias",
+    "load_block",
+    "multiply",
+    "operand",
+    "phase_bottleneck",
+    "phase_down",
+    "phase_up",
+    "phase_update",
+    "phase_update_down",
+    "reduce_block",
+    "row_offsets",
+    "sigmoid",
+    "slice_bounds",
+    "store_block",
+    "store_partial",
+    "sum_partials",
+]

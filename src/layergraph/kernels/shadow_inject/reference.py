@@ -58,3 +58,6 @@ def shadow_inject_backward(
 def _scaled(value: Tensor, alpha: Tensor) -> Tensor:
     # In half precision a 0-d alpha would itself be rounded to half (a Python float, as peft has it, is not).
     return alpha * value.to(torch.promote_types(value.dtype, torch.float32))
+
+
+__all__ = ["InjectGrads", "shadow_inject", "shadow_inject_backward"]

@@ -102,3 +102,6 @@ def launch(
             arguments = (h, s, down, up, alpha, y, *sizes, s.stride(0), y.stride(0))
             start(inject_whole, (tiles,), arguments, prepared)
     return out
+
+
+__all__ = ["SPLIT", "WHOLE", "inject_expand", "inject_reduce", "inject_whole", "launch"]

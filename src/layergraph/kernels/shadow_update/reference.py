@@ -95,3 +95,6 @@ def shadow_update_backward(
 def _gelu_slope(x: Tensor) -> Tensor:
     # d/dx of x * Phi(x), Phi the normal distribution function.
     return 0.5 * (1.0 + torch.erf(x * math.sqrt(0.5))) + x * torch.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
+
+
+__all__ = ["UpdateGrads", "shadow_update", "shadow_update_backward"]

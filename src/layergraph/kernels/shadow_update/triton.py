@@ -127,3 +127,6 @@ def launch(
             arguments = (h, s, t1, t1b, t2, t2b, g1, g1b, g2, g2b, n, tokens, width)
             start(update_whole, (tiles,), (*arguments, h.stride(0), s.stride(0), n.stride(0)), prepared)
     return out
+
+
+__all__ = ["SPLIT", "WHOLE", "launch", "sum_bottleneck", "update_expand", "update_reduce", "update_whole"]

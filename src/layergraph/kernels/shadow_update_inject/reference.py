@@ -54,3 +54,6 @@ def shadow_update_inject_backward(
     inject = shadow_inject_backward(grad_hidden, hidden, new_shadow, down_weight, up_weight, alpha)
     update = shadow_update_backward(grad_shadow + inject.shadow, hidden, shadow, *update_weights)
     return update, inject
+
+
+__all__ = ["shadow_update_inject", "shadow_update_inject_backward"]

@@ -116,3 +116,6 @@ def launch(
             arguments = (h, s, t1, t1b, t2, t2b, g1, g1b, g2, g2b, down, up, alpha, n, y, tokens, width)
             start(update_inject_whole, (tiles,), (*arguments, *strides, y.stride(0)), prepared)
     return new_shadow, out
+
+
+__all__ = ["SPLIT", "WHOLE", "launch", "update_expand_reduce", "update_inject_whole"]
