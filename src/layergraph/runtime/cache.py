@@ -283,7 +283,7 @@ class DualCache(Cache):
             if group.reach is not None:
                 # One slot may hold padding; the others hold the newest tokens that ever were.
                 oldest = self.rows.highest - (self._slots(group) - 1)
-                if bool(((oldest > 0) & (oldest > (after - group.reach + 1).clamp(min=0))).any()):
+                if bool(((after > 0) & (oldest > (after - group.reach + 1).clamp(min=0))).any()):
                     raise InputError(
                         f"{group.name} no longer holds what lies before the tokens to remove",
                         expected=f"at most {self.chunk} tokens",

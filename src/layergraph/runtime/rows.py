@@ -61,6 +61,7 @@ class Rows:
 
     def drop_last(self, count: int) -> None:
         self.counts = self.before_last(count)
+        self.highest = torch.where(self.counts > 0, self.highest, 0)
         self.length -= count
 
     def select(self, indices: torch.Tensor) -> None:

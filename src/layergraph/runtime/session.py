@@ -92,6 +92,7 @@ class Session:
             "position_ids": order.clamp(min=0),
             **given,
             "token_positions": tokens,
+            "tokens_written": torch.full((1,), self.cache.length, device=ids.device),
             **self.cache.slots(tokens, real),
             **self.cache.views(real),
         }

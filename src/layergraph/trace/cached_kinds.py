@@ -38,6 +38,14 @@ def refuse_kinds(model: nn.Module) -> None:
             raise NotSupportedError("this model cannot be traced with a cache", path=path, found=reason)
 
 
+def counts_columns(model: nn.Module) -> bool:
+    """Whether a layer counts tokens with their padding, whatever positions it is given (Llama 4 scales queries so)."""
+    return any(
+        type(module).__name__ == "Llama4TextAttention" and module.attn_temperature_tuning and not module.use_rope
+        for module in model.modules()
+    )
+
+
 @contextmanager
 def adapted(model: nn.Module, group: CacheGroup | None, flat: Flat) -> Iterator[None]:
     """Free ``model`` from the order of its cache for the block.
@@ -175,4 +183,4 @@ _KINDS: dict[str, Callable[[Any, CacheGroup | None, Flat, ExitStack], None]] = {
     "MiniMaxLightningAttention": _minimax,
 }
 
-__all__ = ["adapted", "refuse_kinds"]
+__all__ = ["adapted", "counts_columns", "refuse_kinds"]

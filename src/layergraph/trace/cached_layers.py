@@ -80,7 +80,7 @@ def traced_cache(
     for state in geometry.states:
         kind, number = state.role.split("_")
         getattr(layers[state.layer], f"{kind}_states")[int(number)] = flat[state.name]
-    return _cache_class(base)(layers)
+    return _cache_class(base)(layers, flat.get("tokens_written"))
 
 
 @cache
@@ -93,8 +93,9 @@ def _cache_class(own: type | None) -> type:
     class TracedCache(base):
         """Dispatches to :class:`TracedLayer`; upstream's own dispatch asks for its own classes of layers."""
 
-        def __init__(self, layers: list[TracedLayer]) -> None:
+        def __init__(self, layers: list[TracedLayer], written: torch.Tensor | None) -> None:
             Cache.__init__(self, layers=layers)
+            self.written = written
 
         def _state_layer(self, index: int) -> TracedLayer:
             layer = self.layers[index]
@@ -102,8 +103,9 @@ def _cache_class(own: type | None) -> type:
                 raise NotSupportedError(f"layer {index} asks for a state that the first run did not leave")
             return layer
 
-        def get_seq_length(self, layer_idx: int = 0) -> int:
-            return 0
+        def get_seq_length(self, layer_idx: int = 0) -> Any:
+            # Models are given their positions and do not count; the few that count columns have an input for it.
+            return 0 if self.written is None else self.written[0]
 
         def get_query_offset(self, layer_idx: int = 0) -> int:
             return 0
