@@ -44,15 +44,20 @@ def main() -> None:
     if options.one:
         print(json.dumps(measure(options.families[0])))
         return
-    known: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     wanted = options.families or [*FAMILIES.split(), *OTHERS.split()]
-    todo = [name for name in wanted if options.again or name not in known]
+    todo = [name for name in wanted if options.again or name not in known()]
     for name in track(todo, "families"):
-        known[name] = run(name, options.timeout)
-        RESULTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-        TABLE.write_text(table(known))
-        print(name, known[name], flush=True)
-    TABLE.write_text(table(known))
+        if name in known() and not options.again:
+            continue  # another run of this script was faster
+        found = run(name, options.timeout)
+        RESULTS.write_text(json.dumps(known() | {name: found}, indent=1, sort_keys=True) + "\n")
+        print(name, found, flush=True)
+        TABLE.write_text(table(known()))
+    TABLE.write_text(table(known()))
+
+
+def known() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
 def run(name: str, timeout: int) -> dict[str, Any]:
@@ -136,14 +141,14 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def table(known: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     def rows(names: str) -> list[str]:
         lines = [
             "| family | tokens | logits | holds | nodes, forward and step | trace, CPU s |",
             "|---|---|---|---|---|---|",
         ]
         for name in names.split():
-            item = known.get(name, {"state": "not run"})
+            item = results.get(name, {"state": "not run"})
             if "error" not in item:
                 lines.append(f"| {name} | {item['state']} | | {item.get('why') or ''} | | |")
                 continue
@@ -152,7 +157,7 @@ def table(known: dict[str, Any]) -> str:
             lines.append(f"| {name} | {item['state']} | {item['error']:.0e} | {holds} | {nodes} | {item['seconds']} |")
         return lines
 
-    good = sum(known.get(name, {}).get("state") == "equal" for name in FAMILIES.split())
+    good = sum(results.get(name, {}).get("state") == "equal" for name in FAMILIES.split())
     text = [
         "# Cached programs by family",
         "",
