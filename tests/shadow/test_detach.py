@@ -14,7 +14,7 @@ from layergraph.passes.weave_shadow import WeaveShadow
 CONFIGS = {
     "llama": {},
     "gemma3_text": {"shadow_num_hidden_layers": 2},
-    "qwen3": {"shadow_hidden_size": 32, "shadow_num_attention_heads": 2},
+    "qwen3": {"shadow_hidden_size": 32},
 }
 
 
