@@ -72,7 +72,7 @@ class DualCache(Cache):
         return f"DualCache({', '.join(kinds)}: {held})"
 
     def __len__(self) -> int:
-        return len({item.layer for item in (*self.geometry.tensors, *self.geometry.states)})
+        return len(self._layer_groups())
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(self._tensors.values())
@@ -189,7 +189,7 @@ class DualCache(Cache):
         elif needed > self.capacity:
             before, self.capacity = self.capacity, max(needed, self.capacity * 3 // 2)
             try:
-                self._change(lambda tensor, group: _grown(tensor, self._slots(group), group))
+                self._change(self._grown)
             except Exception:
                 self.capacity = before
                 raise
@@ -323,6 +323,13 @@ class DualCache(Cache):
         self._tensors = tensors
         self.rows = Rows(batch_size)
 
+    def _grown(self, tensor: torch.Tensor, group: CacheGroup | None) -> torch.Tensor:
+        if group is None or tensor.shape[0] >= (slots := self._slots(group)):
+            return tensor  # states and windows are as long as they get
+        grown = tensor.new_full((slots, *tensor.shape[1:]), -1 if tensor.dim() == 2 else 0)
+        grown[: tensor.shape[0]] = tensor
+        return grown
+
     def _zeros(self, item: CacheTensor | CacheState, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=getattr(torch, item.dtype), device=self.device)
 
@@ -346,15 +353,6 @@ def _geometry_of(source: Any) -> CacheGeometry:
             do="trace the whole decoder with layergraph.trace(model, cached=True)",
         )
     return step.cache
-
-
-def _grown(tensor: torch.Tensor, slots: int, group: CacheGroup | None) -> torch.Tensor:
-    if group is None or group.reach is not None or tensor.shape[0] >= slots:
-        return tensor
-    fill = -1 if tensor.dim() == 2 else 0
-    grown = tensor.new_full((slots, *tensor.shape[1:]), fill)
-    grown[: tensor.shape[0]] = tensor
-    return grown
 
 
 def _round_up(count: int) -> int:

@@ -104,7 +104,8 @@ def plan_cached(model: nn.Module) -> CachedCall:
     kinds: dict[str, str] = {_kind(types, tensor.layer): tensor.group for tensor in geometry.tensors}
     state_kinds = {_kind(types, state.layer) for state in geometry.states}
     widest = next((group for group in geometry.groups if group.reach is None), next(iter(geometry.groups), None))
-    n_layers = max([len(types), *(item.layer + 1 for item in (*geometry.tensors, *geometry.states))])
+    held = [*(tensor.layer for tensor in geometry.tensors), *(state.layer for state in geometry.states)]
+    n_layers = max(len(types), *(layer + 1 for layer in held))
     own_cache = type(probed.cache) if _own_cache(model) else None
     model_forward = model.forward
 
