@@ -36,7 +36,10 @@ RULES = {
 # The wiring, on top of everything: api, program, report, cli, demo, testing...
 WIRING_OTHERS = ("torch", "transformers", "peft", "safetensors", "click", "rich", "triton", "networkx")
 # Commands that live with what they measure.
-ALSO = {"kernels/bench.py": ("click", "rich", "matplotlib")}
+ALSO = {
+    "kernels/bench.py": ("click", "rich", "matplotlib"),
+    "kernels/bench_report.py": ("click", "rich", "matplotlib"),
+}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ DOCUMENTS = [
     if path.name not in ("kernels.md", "adding_a_kernel.md") and "coverage" not in path.parts
 ]
 _NAME = re.compile(r"\b(?:lg|layergraph)((?:\.[A-Za-z_]\w*)+)")
-_COMMAND = re.compile(r"(?:^|`|\$ )layergraph ([a-z-]+)", re.MULTILINE)
+_COMMAND = re.compile(r"(?:^|`|\$ )layergraph ([a-z][a-z-]*)", re.MULTILINE)
 
 
 def declared(tree: ast.Module) -> list[str] | None:
