@@ -49,7 +49,7 @@ def test_bytes_are_each_input_and_result_once(op, states, weights):
     ids=["a little", "nan", "zeros"],
 )
 def test_wrong_numbers_are_not_timed(wrong):
-    with pytest.raises(PromiseError, match="gives wrong numbers.*not timed"):
+    with pytest.raises(PromiseError, match=r"gives wrong numbers.*not timed"):
         quick(variants={"op": ops.INJECT, "mine": wrong})
 
 

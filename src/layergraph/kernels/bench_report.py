@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def machine_line() -> dict[str, Any]:
-    """What the figures depend on: processor, threads, versions, and the GPU if there is one. No names, no paths."""
+    """What figures depend on: processor, threads, versions, GPU, how busy the machine is. No host names, no paths."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -32,6 +33,8 @@ def machine_line() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+    if hasattr(os, "getloadavg"):
+        line["load"] = round(os.getloadavg()[0], 1)
     if torch.cuda.is_available():
         line["gpu"] = torch.cuda.get_device_name()
     return line
