@@ -12,8 +12,8 @@ from torch.export import ExportedProgram
 
 from layergraph.adapters import AdapterMethods, adapter_inputs, chosen_adapter, preparer
 from layergraph.errors import InputError
+from layergraph.ir import checkpoint, printing
 from layergraph.ir import folder as folders
-from layergraph.ir import printing
 from layergraph.ir.execute import run_graph
 from layergraph.ir.interface import fill_template, flatten_argument
 from layergraph.ir.program import Program as GraphProgram
@@ -224,6 +224,17 @@ class Program(AdapterMethods):
             raise InputError(f"unknown layout {layout!r}", expected=" or ".join(folders.LAYOUTS))
         state = self.ir.state_dict
         return dict(state) if layout == "graph" else self.ir.weights.to_original(state)
+
+    def load_weights(self, folder: str | Path, *, progress: Progress = None) -> Program:
+        """The same program over a checkpoint's weights (safetensors, sharded or not, named as the model's own).
+
+        They are mapped straight into the graph's layout, one tensor at a time: for a model traced on the meta device.
+
+        Raises:
+            MissingFileError, FormatError, InputError: no checkpoint there, a damaged one, or one of another model.
+        """
+        with progress_line(progress) as say:
+            return Program(checkpoint.load_weights(self.ir, folder, progress=say))
 
     def as_module(self) -> ProgramModule:
         """An ``nn.Module`` that can stand where the traced module stood."""

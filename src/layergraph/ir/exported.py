@@ -132,6 +132,21 @@ def build(
     )
 
 
+def on_device(exported: ExportedProgram, device: str) -> ExportedProgram:
+    """A copy of the graph whose factory calls and values are on ``device``; the state is taken as it is."""
+    graph = copy.deepcopy(exported.graph)
+    target = torch.device(device)
+    for node in graph.nodes:
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": target}
+        node.args = tuple(target if isinstance(arg, torch.device) else arg for arg in node.args)
+        node.meta["val"] = pytree.tree_map_only(torch.Tensor, lambda value: value.to(target), node.meta.get("val"))
+    other = copy.copy(exported)
+    other._graph_module = torch.fx.GraphModule(exported.graph_module, graph)
+    other._graph_module.meta.update(exported.graph_module.meta)
+    return other
+
+
 def with_state(exported: ExportedProgram, state: dict[str, torch.Tensor]) -> ExportedProgram:
     """The same program, graph and all, over another state dict. Shallow: graphs are never edited in place."""
     other = copy.copy(exported)
@@ -149,6 +164,7 @@ __all__ = [
     "hint",
     "no_grad",
     "no_new_guards",
+    "on_device",
     "op_name",
     "same_value",
     "shape_of",
