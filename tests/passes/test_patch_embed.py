@@ -379,4 +379,5 @@ def test_row_02_groups_on_patches_cut_before_and_in_three_dimensions():
         (nn.Conv1d(4, 4, 3, stride=3, groups=4), (2, 4, 9)),
     ):
         model, x = Embed(conv), torch.randn(shape)
-        _assert_same(_fused(model, x), model, x)
+        traced = lg.trace(model, {"x": x}, dynamic={"x": {0: "batch"}}, progress=False)
+        _assert_same(traced.apply(lg.FusePatchEmbed(conv2d=True), verify=True), model, x, torch.randn(3, *shape[1:]))

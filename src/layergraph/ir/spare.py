@@ -70,7 +70,7 @@ class Spare:
     def needed_for(self, name: str) -> tuple[SpareNode, ...]:
         """The spare nodes that compute ``name``, in order, itself last."""
         wanted = {name}
-        for node in reversed(self.nodes.values()):
+        for node in reversed(tuple(self.nodes.values())):
             if node.name in wanted:
                 wanted.update(node.references())
         return tuple(node for node in self.nodes.values() if node.name in wanted)

@@ -63,11 +63,11 @@ class Conv:
     @property
     def n_inputs(self) -> int:
         """Length of one flattened patch of one group."""
-        return int(torch.Size(self.node.args[1].meta["val"].shape[1:]).numel())
+        return torch.Size(self.weight_shape[1:]).numel()
 
     @property
     def n_outputs(self) -> int:
-        return int(self.node.args[1].meta["val"].shape[0])
+        return self.weight_shape[0]
 
     @property
     def input(self) -> torch.fx.Node:

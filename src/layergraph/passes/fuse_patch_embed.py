@@ -177,10 +177,12 @@ def _linear(conv: Conv, patches: torch.fx.Node, weight: torch.fx.Node, edit: Edi
         return edit.call(ATEN.linear.default, patches, weight, conv.bias, before=conv.node)
     at = conv.node
     lead = _sizes(patches, edit, at)[:-1]
-    split = edit.call(ATEN.reshape.default, patches, [*lead, conv.groups, 1, conv.n_inputs], before=at)
-    transposed = edit.call(ATEN.transpose.int, weight, 1, 2, before=at)
-    product = edit.call(ATEN.matmul.default, split, transposed, before=at)
-    joined = edit.call(ATEN.reshape.default, product, [*lead, conv.n_outputs], before=at)
+    # Groups first and one row dimension: a product that broadcasts would have to know which counts are 1.
+    rows = edit.call(ATEN.reshape.default, patches, [-1, conv.groups, conv.n_inputs], before=at)
+    by_group = edit.call(ATEN.transpose.int, rows, 0, 1, before=at)
+    product = edit.call(ATEN.bmm.default, by_group, edit.call(ATEN.transpose.int, weight, 1, 2, before=at), before=at)
+    together = edit.call(ATEN.transpose.int, product, 0, 1, before=at)
+    joined = edit.call(ATEN.reshape.default, together, [*lead, conv.n_outputs], before=at)
     return edit.call(ATEN.add.Tensor, joined, conv.bias, before=at) if conv.bias is not None else joined
 
 
@@ -196,7 +198,8 @@ def _rewrite_flat(conv: Conv, weight: torch.fx.Node, edit: Edit) -> None:
     if source.target in _RESHAPES and _is_matrix(source.args[0], n_features):
         flat = source.args[0]
     elif not _is_matrix(source, n_features):
-        flat = edit.call(ATEN.reshape.default, source, [-1, n_features], before=node)
+        count = _sizes(source, edit, node)[0]  # not -1: torch would have to divide, and may fix a size to do so
+        flat = edit.call(ATEN.reshape.default, source, [count, n_features], before=node)
     for cast in reversed(casts):
         flat = edit.call(cast.target, flat, *cast.args[1:], before=node, like=cast, **cast.kwargs)
     product = _linear(conv, flat, weight, edit)

@@ -206,11 +206,11 @@ def _check_taps(
             if name not in found:
                 problems.append(f"{name} is missing")
                 continue
-            error = relative_error(found[name], value)
-            worst = max(worst, error)
+            off = relative_error(found[name], value)
+            worst = max(worst, off)
             compared += 1
-            if error > TOLERANCE:
-                problems.append(f"{name} differs by {error:.2g}")
+            if off > TOLERANCE:
+                problems.append(f"{name} differs by {off:.2g}")
     result |= {"compared": compared, "worst": worst, "unused": unused, "by_hand": list(by_hand)}
     beyond = [key for key in result["keys"] if not any(key in name for name in expected)]
     if beyond:
