@@ -142,7 +142,8 @@ def refuse_fixed(plan: CachedCall, exported: ExportedProgram) -> None:
         for dim, label in plan.dims[name].items():
             size = values[node].shape[dim]
             found = None
-            if not isinstance(size, torch.SymInt):
+            # torch leaves a symbol in the shape and notes elsewhere that it has one value.
+            if not isinstance(size, torch.SymInt) or not size.node.expr.free_symbols:
                 found = f"{label} = {size}"
             elif (bounds := exported.range_constraints.get(size.node.expr)) is not None and bounds.lower > 2:
                 found = f"{label} >= {bounds.lower}"
