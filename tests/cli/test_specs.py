@@ -53,7 +53,7 @@ def test_passes() -> None:
         (parse_pass, "fuse-patch-embd", "Did you mean 'fuse-patch-embed'?"),
         (parse_pass, "nonsense", "There are: tap-outputs, fuse-patch-embed"),
         (parse_pass, "fuse-patch-embed:conv=true", "Did you mean 'conv2d'?"),
-        (parse_pass, "fuse-patch-embed:conv2d=maybe", 'True, False or "auto"'),
+        (parse_pass, "fuse-patch-embed:conv2d=maybe", 'True, False, "auto"'),
         (parse_tap, "hidden_states:entrys=1", "Did you mean 'entries'?"),
         (parse_tap, "hidden_states:entries=0,entries=1", "entries is given twice"),
         (parse_tap, "hidden_states:entries=first", "a bool, an int, or a list"),

@@ -23,7 +23,7 @@ fails, it stays.
 \b
 Passes (--pass NAME[:key=value,...]), run in the order given:
   fuse-patch-embed  non-overlapping convolutions (Conv3d patch embeddings) become
-                    matrix products; conv2d=true|false|auto
+                    matrix products; conv2d=true|false|auto|TABLE.json
   weave-shadow      a shadow adapter (ShadowPEFT) becomes part of a decoder's
                     graph; adapter=FOLDER
   tap-outputs       what --tap does, at its place among the other passes
