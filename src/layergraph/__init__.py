@@ -24,11 +24,13 @@ if TYPE_CHECKING:
         register_pass,
     )
     from layergraph.program import Program
+    from layergraph.runtime.cache import DualCache
 
 __version__ = "0.1.0"
 
 # Where each public name lives. Loaded when first asked for: the command line answers --help without importing torch.
 _HOMES = {
+    "DualCache": "layergraph.runtime.cache",
     "Edit": "layergraph.ir.edit",
     "Findings": "layergraph.passes",
     "FusePatchEmbed": "layergraph.passes",
@@ -74,6 +76,7 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 __all__ = [
+    "DualCache",
     "Edit",
     "Findings",
     "FusePatchEmbed",

@@ -127,6 +127,21 @@ def test_sizes_can_be_fixed_or_named() -> None:
     assert named(torch.randn(9, 3)).shape == (9, 2)
 
 
+class Pairs(nn.Module):
+    """Takes an even number of rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1, 2, x.shape[1]).sum(1)
+
+
+def test_a_size_that_must_be_a_multiple_is_checked_at_the_door() -> None:
+    program = lg.trace(Pairs(), {"x": torch.randn(8, 3)})
+    x = torch.randn(6, 3)
+    assert torch.equal(program(x), Pairs()(x))
+    with pytest.raises(InputError, match="no multiple of 2"):
+        program(torch.randn(5, 3))
+
+
 class SeveralTimes(nn.Module):
     """One block called again and again (ALBERT does so)."""
 
@@ -232,6 +247,7 @@ def test_offload_hooks_are_refused_by_name() -> None:
             InputError,
             "disagree on sequence",
         ),
+        ({"input_ids": torch.zeros(1, 129, dtype=torch.int64)}, InputError, "outside of what the graph"),
         ({"input_ids": torch.zeros(1, 3, dtype=torch.int64), "nope": torch.ones(1)}, InputError, "no input 'nope'"),
         ({"input_ids": torch.zeros(1, 3, dtype=torch.int64), "use_cache": True}, InputError, "not part of this graph"),
         (

@@ -81,8 +81,25 @@ def shape_of(value: torch.Tensor) -> tuple[int | str, ...]:
     return tuple(one(size) for size in value.shape)
 
 
-def graph_input(name: str, value: torch.Tensor, default: str | None) -> GraphInput:
-    return GraphInput(name, shape_of(value), str(value.dtype).removeprefix("torch."), default)
+_UNBOUNDED = 2**31  # sizes that torch bounds only by what an index can hold
+
+
+def graph_input(
+    name: str, value: torch.Tensor, default: str | None, ranges: Mapping[Any, Any] | None = None
+) -> GraphInput:
+    """What the interface says of one input; ``ranges`` are the bounds of size symbols."""
+    limits = []
+    bounds = {str(symbol): bound for symbol, bound in (ranges or {}).items()}
+    for dim, size in enumerate(shape_of(value)):
+        bound = bounds.get(str(size))
+        if bound is None:
+            continue
+        # torch writes 2 where it only means "not fixed at 1": graphs take sizes of 1 all the same.
+        lowest = int(bound.lower) if bound.lower.is_Integer and bound.lower > 2 else 0
+        highest = int(bound.upper) if bound.upper.is_Integer else _UNBOUNDED
+        if lowest or highest < _UNBOUNDED:
+            limits.append((dim, lowest, highest))
+    return GraphInput(name, shape_of(value), str(value.dtype).removeprefix("torch."), default, tuple(limits))
 
 
 def op_name(target: Any) -> str:

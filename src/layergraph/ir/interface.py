@@ -48,23 +48,28 @@ class GraphInput:
 
     Attributes:
         name: keyword of the graph.
-        shape: per dimension an int or the name of a symbol (equal names are equal sizes).
+        shape: per dimension an int, the name of a symbol (equal names are equal sizes), or a multiple (``4*images``).
         dtype: as torch prints it, without the prefix (``int64``).
         default: what the model does when it is not given: ``ones_like:X`` or ``zeros_like:X`` for another input
             ``X``, or None when it is required.
+        limits: ``(dimension, lowest, highest)`` where the graph only holds within bounds.
     """
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str
     default: str | None = None
+    limits: tuple[tuple[int, int, int], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype, "default": self.default}
+        limits = [list(limit) for limit in self.limits]
+        shape = list(self.shape)
+        return {"name": self.name, "shape": shape, "dtype": self.dtype, "default": self.default, "limits": limits}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GraphInput:
-        return cls(data["name"], tuple(data["shape"]), data["dtype"], data["default"])
+        limits = tuple(tuple(limit) for limit in data["limits"])
+        return cls(data["name"], tuple(data["shape"]), data["dtype"], data["default"], limits)
 
 
 @dataclass(frozen=True)
@@ -201,15 +206,33 @@ def _check_tensor(item: GraphInput, value: Any, sizes: dict[str, tuple[int, str]
                     found=found,
                     do="use that size, or trace again with this one",
                 )
-        else:
-            first, owner = sizes.setdefault(want, (size, item.name))
-            if first != size:
+            continue
+        factor, _, label = want.rpartition("*")
+        if factor.isdigit() and label.isidentifier():
+            if size % int(factor):
                 raise InputError(
-                    f"inputs {owner!r} and {item.name!r} disagree on {want}",
-                    expected=f"{want} = {first} as in {owner}",
+                    f"input {item.name!r} has a size that is no multiple of {factor}",
+                    expected=expected,
                     found=found,
-                    do="give both the same size there",
+                    do="pad it, or pass whole groups",
                 )
+            size, want = size // int(factor), label
+        first, owner = sizes.setdefault(want, (size, item.name))
+        if first != size:
+            raise InputError(
+                f"inputs {owner!r} and {item.name!r} disagree on {want}",
+                expected=f"{want} = {first} as in {owner}",
+                found=found,
+                do="give both the same size there",
+            )
+    for dim, lowest, highest in item.limits:
+        if not lowest <= value.shape[dim] <= highest:
+            raise InputError(
+                f"input {item.name!r} has a size outside of what the graph was traced for",
+                expected=f"{lowest} to {highest} in dimension {dim}",
+                found=found,
+                do="stay within it, or trace again with example_inputs of such a size",
+            )
 
 
 def place_in_template(template: Template, place: tuple[str | int, ...], leaf: Template, length: int) -> Template:

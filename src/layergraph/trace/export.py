@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -306,15 +307,16 @@ def _graph_inputs(
     names: dict[str, str] = {}  # symbol of torch -> what people call that size
     for name, node in zip(tensors, exported.graph_signature.user_inputs, strict=True):
         default = hf.default_of(name, tensors) if hf is not None else None
-        item = torch_side.graph_input(name, values[node], default)
-        for dim, size in enumerate(item.shape):
+        items.append(torch_side.graph_input(name, values[node], default, exported.range_constraints))
+        for dim, size in enumerate(items[-1].shape):
             if isinstance(size, str) and size.isidentifier() and size not in names:
                 # Sizes that the model's author calls the same are the same, though torch may not have to know.
                 names[size] = labels.get(name, {}).get(dim) or f"s{len(names)}"
-        items.append(
-            replace(item, shape=tuple(names.get(size, size) if isinstance(size, str) else size for size in item.shape))
-        )
-    return items
+
+    def named(size: int | str) -> int | str:
+        return size if isinstance(size, int) else re.sub(r"\b[a-z]\d+\b", lambda m: names.get(m[0], m[0]), size)
+
+    return [replace(item, shape=tuple(map(named, item.shape))) for item in items]
 
 
 def _names(template: Any) -> Iterator[str]:
