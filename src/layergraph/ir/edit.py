@@ -67,7 +67,12 @@ class Edit(SignatureEdit):
         Raises:
             EditError: the result is not a valid exported program, or sizes would have become fixed.
         """
-        used_before = {spec.target for spec in self._inputs if self._nodes[spec.arg.name].users}
+        original = self.program[self.name].nodes
+        used_before = {
+            spec.target
+            for spec in self._inputs
+            if self._nodes[spec.arg.name].users or (spec.arg.name in original and original[spec.arg.name].users)
+        }
         self._eliminate_dead(used_before)
         try:
             exported = torch_side.build(
