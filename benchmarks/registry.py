@@ -1,4 +1,4 @@
-"""Benchmark cases by name, measured interleaved: every form once a round, so that drift of the machine meets all alike."""
+"""Benchmark cases by name, measured interleaved: every form once a round, so that drift meets all alike."""
 
 from __future__ import annotations
 
@@ -51,8 +51,14 @@ def measure(case: Case) -> dict[str, Any]:
     forms = case.build()
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in forms}
     with torch.no_grad():
-        for _ in range(case.repeats + 1):
-            for name, form in forms.items():
+        names = list(forms)
+        for number in range(case.repeats + 1):
+            # In another order each round: who runs second finds what the first left in the caches.
+            order = names if number == 0 else [*names[number % len(names) :], *names[: number % len(names)]]
+            if number % 2:
+                order = order[::-1]
+            for name in order:
+                form = forms[name]
                 wall, cpu = time.perf_counter(), time.process_time()
                 form()
                 taken[name].append((time.perf_counter() - wall, time.process_time() - cpu))

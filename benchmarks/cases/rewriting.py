@@ -25,7 +25,7 @@ def _build() -> Forms:
     )
     with torch.device("meta"):
         model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
-    found: dict[str, lg.Program] = {}
+    found = {"program": lg.trace(model, cached=False, progress=False)}
 
     def trace() -> None:
         found["program"] = lg.trace(model, cached=False, progress=False)

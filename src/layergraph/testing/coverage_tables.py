@@ -31,7 +31,7 @@ def taps_table(rows: Sequence[Mapping[str, Any]]) -> str:
         "",
         "Every model type of transformers is built tiny, traced without help, and asked for every key of its",
         "`_can_record_outputs`; each entry is compared with the tuples that eager returns, at the traced size",
-        "and at another. `largest` is the largest relative difference: 0 is bit for bit. Where it is not, the model has",
+        "and at another. `largest` is the largest relative difference: 0 is bit for bit. Elsewhere the model has",
         "experts or packed attention, which are traced as other code than eager runs.",
         "",
         *_head(rows, "taps"),
