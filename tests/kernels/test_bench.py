@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,9 +89,6 @@ def test_command_prints_and_writes_json_and_plot(tmp_path):
 
 
 def test_machine_line_names_no_host_and_no_path():
-    import os
-    import platform
-
     text = json.dumps(bench_report.machine_line())
     assert platform.node() not in text and os.getcwd() not in text
 
@@ -109,3 +111,18 @@ def test_command_refuses_in_words(options, message):
 def test_no_gpu_is_said():
     result = CliRunner().invoke(bench.kernels_command, ["--device", "cuda"])
     assert result.exit_code == 2 and "no GPU" in result.output
+
+
+@pytest.mark.slow
+def test_gpu_script_rehearses_every_step(tmp_path):
+    """benchmarks/gpu.sh cannot be run here for real; its steps can, through Triton's interpreter."""
+    pytest.importorskip("triton")
+    script = Path(__file__).parents[2] / "benchmarks" / "gpu.sh"
+    environ = {**os.environ, "PYTHON": sys.executable}
+    ran = subprocess.run(["bash", script, "--rehearse", tmp_path], env=environ, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    document = json.loads((tmp_path / "kernels_gpu_rehearsal.json").read_text())
+    assert document["rehearsal"] is True
+    assert not [key for key in document if key.endswith("_failed")]
+    assert all(document[step] for step in ("numbers", "package", "timings", "precisions", "rows"))
+    assert all(line["ok"] for line in document["numbers"] + document["package"])

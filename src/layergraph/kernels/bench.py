@@ -150,9 +150,9 @@ def run(
                 name: functools.partial(function, *given) for name, function in timed.items()
             }
             calls["floor"] = functools.partial(torch.empty_like(source).copy_, source)
-            times = _times(calls, device, seconds)
-            floor = times.pop("floor")
-            for name, taken in times.items():
+            taken_by = times(calls, device, seconds)
+            floor = taken_by.pop("floor")
+            for name, taken in taken_by.items():
                 lower, median, upper = statistics.quantiles(taken, n=4)
                 results.append(
                     Result(
@@ -246,13 +246,19 @@ def _error(op: str, name: str, function: Callable[..., Any], given: Sequence[Ten
     return worst
 
 
-def _times(calls: dict[str, Callable[[], Any]], device: str, seconds: float) -> dict[str, list[float]]:
-    """Microseconds a call, one figure a round; every round times every call, so that drift hits all of them alike."""
+def times(calls: dict[str, Callable[[], Any]], device: str, seconds: float) -> dict[str, list[float]]:
+    """Microseconds a call, one figure a round; every round times every call, so that drift hits all of them alike.
+
+    Args:
+        calls: what to time, by name.
+        device: ``cpu``, or ``cuda``: calls are captured in a graph and its replays timed.
+        seconds: how long to go on; at least five rounds are made.
+    """
     clock = _cuda_clock if device == "cuda" else _cpu_clock
     timers = {name: clock(call) for name, call in calls.items()}
     taken: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(taken["floor"]) < 5:
+    while time.perf_counter() < end or len(next(iter(taken.values()))) < 5:
         for name, timer in timers.items():
             taken[name].append(timer() * 1e6)
     return taken
