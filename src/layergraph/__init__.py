@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from layergraph.api import load, optimize, trace
     from layergraph.errors import LayerGraphError
     from layergraph.ir.edit import Edit
-    from layergraph.ir.weights import Remap, WeightMap, register_remap
+    from layergraph.ir.weights import Remap, RemapKind, WeightMap, register_remap
     from layergraph.passes import (
         Findings,
         FusePatchEmbed,
@@ -39,6 +39,7 @@ _HOMES = {
     "Program": "layergraph.program",
     "Refusal": "layergraph.passes",
     "Remap": "layergraph.ir.weights",
+    "RemapKind": "layergraph.ir.weights",
     "Site": "layergraph.passes",
     "TapOutputs": "layergraph.passes",
     "WeaveShadow": "layergraph.passes",
@@ -85,6 +86,7 @@ __all__ = [
     "Program",
     "Refusal",
     "Remap",
+    "RemapKind",
     "Site",
     "TapOutputs",
     "WeaveShadow",

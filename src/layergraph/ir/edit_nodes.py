@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,7 +25,7 @@ class NodeEdit:
         self.made_by = made_by
         unit = program[graph]
         exported = unit.exported
-        self.graph: torch.fx.Graph = copy.deepcopy(exported.graph)
+        self.graph: torch.fx.Graph = torch_side.copy_graph(exported.graph)
         self._exported = exported
         self._inputs = list(exported.graph_signature.input_specs)
         self._outputs = list(exported.graph_signature.output_specs)

@@ -118,20 +118,22 @@ class SignatureEdit(NodeEdit):
         when weights are saved in the original layout.
         """
         spec = next(spec for spec in self._inputs if spec.arg.name == node.name)
-        if spec.kind is InputKind.PARAMETER:
-            tensor = torch_side.as_parameter(tensor)
         store = self._state if spec.target in self._state else self._constants
         old = store[spec.target]
+        if remap is not None:
+            remap = dataclasses.replace(remap, made_by=self.made_by)
+            if remap in self._weights.remaps:
+                tensor = old  # the pass rewrote it in another graph of the program already
+            else:
+                self._weights = self._weights.add(remap)
+        if spec.kind is InputKind.PARAMETER:
+            tensor = torch_side.as_parameter(tensor)
         store[spec.target] = tensor
         for alias, kept in list(self._aliases.items()):
             # Tied names that no graph uses show the same tensor in the state dict: they follow.
             if kept == spec.target and self._state.get(alias) is old:
                 self._state[alias] = tensor
         node.meta["val"] = self._fake_mode.from_tensor(tensor, static_shapes=True)
-        if remap is not None:
-            remap = dataclasses.replace(remap, made_by=self.made_by)
-            if remap not in self._weights.remaps:  # another graph of the program may have made it already
-                self._weights = self._weights.add(remap)
 
     def keep_state(self, target: str) -> None:
         """Keep a parameter or buffer in graph and state though nothing may use it any more."""

@@ -30,6 +30,14 @@ def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:
     return mode if mode is not None else FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def copy_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """A copy whose nodes have the same names: fx renames those that are called like Python's builtins (``input``)."""
+    twin = copy.deepcopy(graph)
+    for old, new in zip(graph.nodes, twin.nodes, strict=True):
+        new.name = old.name
+    return twin
+
+
 @contextmanager
 def no_new_guards(mode: FakeTensorMode) -> Iterator[None]:
     """Within the block, computing on fake tensors may not fix a size that was dynamic.
@@ -176,6 +184,7 @@ __all__ = [
     "as_parameter",
     "build",
     "call_specs",
+    "copy_graph",
     "fake_mode_of",
     "graph_input",
     "hint",

@@ -37,6 +37,7 @@ from layergraph.ir.weights import WeightMap
 SCHEMA = 1
 MANIFEST = "manifest.json"
 LAYOUTS = ("original", "graph")
+_FOREIGN = ("model.safetensors", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _PART = re.compile(r"(graph|original|weights|constants)-[\w.-]*[0-9a-f]{16}\.(json|safetensors)")
 Progress = Callable[[str], None]
 
@@ -166,6 +167,13 @@ def _make_folder(target: Path) -> Path:
         raise StorageError(
             "cannot make the output folder", path=str(target), found=found, do="choose another"
         ) from error
+    if not (target / MANIFEST).exists():
+        for name in _FOREIGN:
+            if (target / name).exists():
+                # transformers would go on reading these, and not what is written here.
+                raise StorageError(
+                    "the folder holds another checkpoint", path=str(target), found=name, do="choose another folder"
+                )
     return target
 
 

@@ -85,7 +85,7 @@ def trace(
         say("tracing")
         forward = twin.forward
         exported, template, layers = _export(
-            twin, flat.tensors, shapes, lambda tensors: forward(**flat.rebuild(tensors)), hf, training=training
+            twin, flat.tensors, shapes, lambda tensors: forward(**flat.rebuild(tensors)), labels, hf, training=training
         )
         interface = Interface(
             arguments=forward_arguments(model),
@@ -126,7 +126,7 @@ def _trace_step(twin: nn.Module, wanted: bool | None, is_special: bool, hf: Any)
     try:
         plan = hf.plan_cached(twin)
         shapes = {name: dict.fromkeys(plan.dims[name], Dim.AUTO) for name in plan.tensors}
-        exported, template, layers = _export(twin, plan.tensors, shapes, plan.call, hf, training=False)
+        exported, template, layers = _export(twin, plan.tensors, shapes, plan.call, plan.dims, hf, training=False)
         hf.refuse_fixed(plan, exported)
     except LayerGraphError as error:
         if wanted:
@@ -203,16 +203,26 @@ def _export(
     tensors: Mapping[str, torch.Tensor],
     shapes: Mapping[str, Any],
     call: Callable[[Mapping[str, torch.Tensor]], Any],
+    labels: Mapping[str, Mapping[int, str]],
     hf: Any,
     *,
     training: bool,
 ) -> tuple[ExportedProgram, Template, LayerIndex]:
-    """Export ``call`` (which runs ``model``) as a graph from flat tensors to a dict of tensors."""
+    """Export ``call`` (which runs ``model``) as a graph from flat tensors to a dict of tensors.
+
+    Sizes of the same label are one symbol from the start: torch would find out later, in its own passes, and change
+    what our graph's values say.
+    """
     recorder = Recorder()
     found: dict[str, Any] = {}
     forward = model.forward
 
     def flat_forward(**given: torch.Tensor) -> dict[str, torch.Tensor]:
+        sizes: dict[str, Any] = {}
+        for name, dims in labels.items():
+            for dim, label in dims.items():
+                size = given[name].shape[dim]
+                torch._check(sizes.setdefault(label, size) == size)
         found["template"], outputs = flatten_output(call(given))
         if not outputs:
             raise TraceError(f"{type(model).__name__} returns no tensor", do="check the example inputs")
