@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 # A test process uses one thread; pytest runs two of them.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test test-slow lint docs bench install clean
+.PHONY: demo test test-slow lint docs bench coverage install clean
 
 demo: $(STAMP)
 	$(BIN)/layergraph demo $(ARGS)
@@ -34,6 +34,10 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/layergraph bench kernels $(ARGS)
+
+# Every architecture of transformers, tiny, against eager: hours; goes on where it stopped, --failed checks anew.
+coverage: $(STAMP)
+	$(BIN)/python -m layergraph.testing.coverage_run $(ARGS)
 
 install: $(STAMP)
 

@@ -99,7 +99,8 @@ def _recorded_calls(
     layers: LayerIndex, model: ModelInfo, key: str, collector: str
 ) -> Iterator[tuple[ModuleCall, Capture]]:
     """Calls of recorded modules in the order in which they return, each once per recorder that matches it."""
-    if not any(capture.owner == collector and capture.key == key for capture in model.captures):
+    is_called = collector == "" or collector in layers.by_path
+    if not is_called or not any(capture.owner == collector and capture.key == key for capture in model.captures):
         return
     captures = [capture for capture in model.captures if capture.key == key]
     called = [path for path, calls in layers.by_path.items() if layers.is_a(calls[0], _PRETRAINED)]
@@ -141,7 +142,10 @@ def _last_hidden_state(unit: GraphUnit, collector: str) -> str | None:
         fields = _fields(unit.interface.template)
         leaves = [fields.get(name) for name in names]
         return next((_output_node(unit, leaf["$"]) for leaf in leaves if isinstance(leaf, dict) and "$" in leaf), None)
-    call = unit.layers.by_path[collector][0]
+    calls = unit.layers.by_path.get(collector)
+    if not calls:  # used by its parts, never called itself: then it collects nothing either
+        return None
+    call = calls[0]
     outputs = dict(call.outputs)
     for name in names:
         spare = unit.layers.spare.outputs.get(f"{collector}#{call.occurrence}:{name}")
@@ -177,16 +181,23 @@ def _field(unit: GraphUnit, collector: str, key: str, model: ModelInfo) -> tuple
 
 def _nested_field(unit: GraphUnit, collector: str, fields: dict[str, Template]) -> str | None:
     """The field that holds the collecting model's own output (``text_model_output`` of CLIP)."""
-    own = {node for _, node in unit.layers.by_path[collector][0].outputs if node is not None}
-    best, most = None, 0
-    for name, child in fields.items():
-        inner = _fields(child)
-        leaves = [_output_node(unit, leaf["$"]) for leaf in inner.values() if isinstance(leaf, dict) and "$" in leaf]
-        # Code around the collecting model may have replaced some of its fields since (a pooled, projected state).
-        n_same = sum(leaf in own for leaf in leaves)
-        if n_same > most:
-            best, most = name, n_same
-    return best
+    leaves = {
+        name: [
+            _output_node(unit, leaf["$"]) for leaf in _fields(child).values() if isinstance(leaf, dict) and "$" in leaf
+        ]
+        for name, child in fields.items()
+    }
+    path = collector
+    while path:
+        own = {node for call in unit.layers.by_path.get(path, ()) for _, node in call.outputs if node is not None}
+        # Code around the collecting model may have replaced some of its fields since (a pooled, projected state), or
+        # a model around it (text_model around text_model.roberta) is what returned them.
+        same = {name: sum(leaf in own for leaf in nodes) for name, nodes in leaves.items()}
+        best = max(same, key=lambda name: same[name], default=None)
+        if best is not None and same[best]:
+            return best
+        path = path.rpartition(".")[0]
+    return None
 
 
 __all__ = ["Entry", "Recorded", "record", "registry_keys"]
