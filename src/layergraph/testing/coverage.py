@@ -83,7 +83,8 @@ def _recipes(model_type: str) -> list[str]:
     """The plain model if there is one, else the first head that transformers lists."""
     from transformers.models.auto import modeling_auto
 
-    tables = {name: getattr(modeling_auto, name) for name in dir(modeling_auto) if name.endswith("_MAPPING_NAMES")}
+    names = [n for n in dir(modeling_auto) if n.startswith("MODEL_") and n.endswith("_MAPPING_NAMES")]
+    tables = {name: getattr(modeling_auto, name) for name in names}
     order = ["MODEL_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", *sorted(tables)]
     for name in order:
         entry = tables.get(name, {}).get(model_type)
@@ -291,7 +292,7 @@ def _other_sizes(model: nn.Module, program: Program, inputs: Mapping[str, Any]) 
         with contextlib.suppress(LayerGraphError):
             other = batch_like(model, inputs, asked)
             # Some architectures have sizes that the trace itself fixes: a matter of tracing, tested there.
-            program.ir.forward.interface.check(program._prepare(dict(other)))
+            _replay(program, other)
             yield other
 
 
