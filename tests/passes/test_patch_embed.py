@@ -360,6 +360,12 @@ class Computed(nn.Module):
         (nn.ConvTranspose2d(3, 5, 2, stride=2), "R4", "expected a convolution, found a transposed one"),
         (Computed(), "R5", "expected a parameter as weight, found computed by %mul"),
         (nn.Conv2d(3, 5, 2, stride=2), "R6", "expected conv2d=True, found conv2d=False"),
+        (
+            nn.Conv2d(3, 5, 8, stride=8),
+            "R7",
+            "expected example inputs with two patches or more along each size that may vary, "
+            "found size 8 for a kernel of 8",
+        ),
     ],
 )
 def test_refusals_are_reported_and_raised_under_strict(model, code, text):

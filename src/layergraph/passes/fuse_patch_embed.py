@@ -12,6 +12,7 @@ import torch
 
 from layergraph.errors import InputError
 from layergraph.ir.edit import Edit
+from layergraph.ir.exported import hint
 from layergraph.ir.layers import module_path
 from layergraph.ir.program import GraphUnit, Program
 from layergraph.ir.weights import Remap
@@ -50,7 +51,8 @@ class FusePatchEmbed(Pass):
     * R3: dilation is not 1;
     * R4: a transposed convolution;
     * R5: the weight is computed in the graph instead of being a parameter;
-    * R6: a Conv2d that the option ``conv2d`` decides against.
+    * R6: a Conv2d that the option ``conv2d`` decides against;
+    * R7: a size that may vary holds a single patch in the example inputs: torch would fix the graph at one.
 
     Which Conv2d is worth it is decided from data of the graph alone, so that ``find`` stays pure. ``"auto"`` rewrites
     where the input is cut into patches already (no permute is needed then), or where the weight is bfloat16 or
@@ -151,6 +153,11 @@ def _refuse(unit: GraphUnit, node: torch.fx.Node, path: str) -> Refusal | None:
         return Refusal(path, "R2", "padding 0", f"padding {conv.padding}")
     if any(size != 1 for size in conv.dilation):
         return Refusal(path, "R3", "dilation 1", f"dilation {conv.dilation}")
+    sizes = conv.input.meta["val"].shape[-conv.n_dims :]
+    for size, kernel in zip(sizes, conv.kernel, strict=True):
+        if isinstance(size, torch.SymInt) and kernel > 1 and hint(size) // kernel == 1:
+            expected = "example inputs with two patches or more along each size that may vary"
+            return Refusal(path, "R7", expected, f"size {hint(size)} for a kernel of {kernel}")
     return None
 
 
