@@ -134,3 +134,18 @@ def test_structure_rules_catch_what_they_name(stack_program: lg.Program) -> None
     with pytest.raises(StructureError, match="layers-exist"):
         check_structure(stack_program.ir.evolve(graphs={"forward": renamed}))
     assert all(rule.__doc__ for rule in RULES.values())
+
+
+def test_labels_stay_what_they_were_and_lead_back_in_any_order(stack_program: lg.Program) -> None:
+    taps = [lg.TapOutputs(f"blocks.{i}") for i in range(3)]
+    program = lg.optimize(stack_program, passes=[taps[0], AddZero(), taps[1], taps[2]])
+    assert [record.label for record in program.ir.history] == [
+        "tap-outputs",
+        "test-add-zero",
+        "tap-outputs#2",
+        "tap-outputs#3",
+    ]
+    less = program.remove("tap-outputs").remove("test-add-zero")
+    assert [record.label for record in less.ir.history] == ["tap-outputs#2", "tap-outputs#3"]
+    assert less.apply(taps[0]).ir.history[-1].label == "tap-outputs#4"
+    assert less.remove("tap-outputs#3").remove(taps[1]).fingerprint == stack_program.fingerprint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,6 +52,7 @@ def run(
     strict: bool = False,
     keep_weights: bool = False,
     prepare: Prepare | None = None,
+    labels: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Program:
     """The program after all passes, in order.
@@ -62,6 +62,7 @@ def run(
         strict: raise on a refusal, or where a pass finds nothing.
         keep_weights: keep weights that passes drop, so that every pass can be removed again.
         prepare: called with each pass before it runs.
+        labels: what to call the passes; by default their names, numbered.
 
     Raises:
         LayerGraphError: whatever a pass raises, with the pass and those before it named.
@@ -69,9 +70,9 @@ def run(
     """
     say = progress or (lambda text: None)
     current = program
-    for item in passes:
+    for number, item in enumerate(passes):
         ran = [record.label for record in current.history]
-        label = _label(item, current)
+        label = labels[number] if labels is not None else _label(item, current)
         say(f"{label}: looking for sites")
         try:
             _check_order(item, current)
@@ -170,8 +171,9 @@ def _record(
 
 
 def _label(item: Pass, program: Program) -> str:
-    used = Counter(record.name for record in program.history)[item.pass_name]
-    return item.pass_name if not used else f"{item.pass_name}#{used + 1}"
+    """The pass's name, numbered past every one of that name that is there: labels stay what they were."""
+    used = [record.label.partition("#")[2] or "1" for record in program.history if record.name == item.pass_name]
+    return f"{item.pass_name}#{max(map(int, used)) + 1}" if used else item.pass_name
 
 
 def _check_order(item: Pass, program: Program) -> None:
@@ -200,7 +202,7 @@ def _refuse(found: Mapping[str, Findings], label: str) -> None:
 
 
 def remove(program: Program, what: Pass | str, **options: Any) -> Program:
-    """The program without one of its passes, given the object, its label or its name (the last of that name).
+    """The program without one of its passes, given the object, its label, or its name (the last of it).
 
     An additive pass only loses its outputs; otherwise the passes that remain run again on the original graph.
 
@@ -212,7 +214,8 @@ def remove(program: Program, what: Pass | str, **options: Any) -> Program:
     rest = [*program.history[:position], *program.history[position + 1 :]]
     if record.promise == "additive":
         return _without_outputs(program, record, rest)
-    return run(program.source, [make_pass(item.name, dict(item.options)) for item in rest], **options)
+    passes = [make_pass(item.name, dict(item.options)) for item in rest]
+    return run(program.source, passes, labels=[item.label for item in rest], **options)
 
 
 def _without_outputs(program: Program, record: PassRecord, rest: list[PassRecord]) -> Program:
@@ -231,13 +234,19 @@ def _without_outputs(program: Program, record: PassRecord, rest: list[PassRecord
 
 
 def _position(program: Program, what: Pass | str) -> int:
-    for position in reversed(range(len(program.history))):
-        record = program.history[position]
-        if isinstance(what, Pass):
-            if record.name == what.pass_name and what.left(dict(record.options)):
-                return position
-        elif what in (record.label, record.name):
-            return position
+    latest_first = list(reversed(list(enumerate(program.history))))
+    if isinstance(what, Pass):
+        matches = [
+            number
+            for number, record in latest_first
+            if record.name == what.pass_name and what.left(dict(record.options))
+        ]
+    else:
+        # A label names one pass; the name alone is the label of the first.
+        matches = [number for number, record in latest_first if record.label == what]
+        matches += [number for number, record in latest_first if record.name == what]
+    if matches:
+        return matches[0]
     wanted = what if isinstance(what, str) else what.describe()
     raise NotFoundError(
         f"no pass {wanted!r} ran on this program",
