@@ -1,7 +1,7 @@
 # Two commands do everything, set-up included:
 #   make demo    every step on two models
 #   make test    checks and tests
-# Others: test-slow, lint, docs, bench, clean. The environment is .venv; delete it to start over.
+# Others: test-slow, test-versions, lint, docs, bench, clean. The environment is .venv; delete it to start over.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 # A test process uses one thread; pytest runs two of them.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test test-slow lint docs bench coverage install clean
+.PHONY: demo test test-slow test-versions lint docs bench coverage install clean
 
 demo: $(STAMP)
 	$(BIN)/layergraph demo $(ARGS)
@@ -22,6 +22,15 @@ test: lint
 
 test-slow: $(STAMP)
 	$(PYTEST) -m "slow and not gpu" $(ARGS)
+
+# The lower end of the transformers that are supported. torch stays at its pin.
+LOWER := .venv-lower
+test-versions: $(STAMP)
+	test -x $(LOWER)/bin/python || $(PYTHON) -m venv $(LOWER)
+	sed 's/^transformers==.*/transformers==5.17.0/' constraints.txt > $(LOWER)/constraints.txt
+	$(LOWER)/bin/python -m pip install --disable-pip-version-check -q -e '.[dev]' -c $(LOWER)/constraints.txt
+	OMP_NUM_THREADS=1 $(LOWER)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" \
+		tests/ir tests/trace tests/testing tests/runtime $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
