@@ -150,6 +150,22 @@ def test_export_keeps_one_node_each_and_stays_dynamic(strict):
             torch.testing.assert_close(found, wanted)
 
 
+class Chosen(torch.nn.Module):
+    """The op on as many rows as the data says, as routers make them."""
+
+    def forward(self, hidden, shadow, mask, *inject):
+        return ops.shadow_inject(hidden[mask], shadow[mask], *inject)
+
+
+def test_rows_that_depend_on_data_trace_and_run():
+    call = problems.make((6,), 24, 3)
+    arguments = call.arguments("shadow_inject")
+    program = torch.export.export(Chosen(), (*arguments[:2], torch.arange(6) % 2 == 0, *arguments[2:]), strict=False)
+    for mask in (torch.arange(6) < 4, torch.zeros(6, dtype=torch.bool)):
+        found = program.module()(*arguments[:2], mask, *arguments[2:])
+        torch.testing.assert_close(found, Chosen()(*arguments[:2], mask, *arguments[2:]))
+
+
 def test_decompositions_leave_plain_aten_with_the_same_numbers():
     net = Net().eval()
     program = torch.export.export(net, inputs())
@@ -188,14 +204,24 @@ def test_vmap_free_functional_call_under_two_threads():
 # ---- errors --------------------------------------------------------------------------------------------------------
 FAULTS = [
     ("shadow_inject", "hidden", lambda x: x[0, 0, 0], r"hidden has the wrong shape", r"\[\.\.\., d\]", r"\[\]"),
+    ("shadow_inject", "hidden", lambda x: x[..., :0], "hidden has the wrong shape", "d from 1 up", r"\[2, 3, 0\]"),
+    ("shadow_inject", "down", lambda x: x[:0], "down_weight has the wrong shape", "from 1 up", r"\[0, 24\]"),
+    ("shadow_inject", "hidden", lambda x: x.to(torch.float8_e4m3fn), "hidden has the wrong dtype", "float16", "float8"),
     ("shadow_inject", "shadow", lambda x: x[:1], "shadow has the wrong shape", r"\[2, 3, 24\]", r"\[1, 3, 24\]"),
     ("shadow_inject", "down", lambda x: x[:, :7], "down_weight has the wrong shape", r"\[r, 24\]", r"\[3, 7\]"),
     ("shadow_inject", "down", lambda x: x[0], "down_weight has the wrong shape", r"\[r, 24\]", r"\[24\]"),
     ("shadow_inject", "up", lambda x: x.t(), "up_weight has the wrong shape", r"\[24, 3\]", r"\[3, 24\]"),
     ("shadow_inject", "alpha", lambda x: x[None], "alpha has the wrong shape", r"\[\]", r"\[1\]"),
     ("shadow_inject", "alpha", lambda x: x.double(), "alpha has the wrong dtype", "torch.float32", "torch.float64"),
-    ("shadow_inject", "hidden", lambda x: x.long(), "hidden has the wrong dtype", "floating point", "torch.int64"),
-    ("shadow_inject", "down", lambda x: x.long(), "down_weight has the wrong dtype", "floating", "torch.int64"),
+    ("shadow_inject", "hidden", lambda x: x.long(), "hidden has the wrong dtype", "float16, bfloat16", "torch.int64"),
+    (
+        "shadow_inject",
+        "down",
+        lambda x: x.long(),
+        "down_weight has the wrong dtype",
+        "float16, bfloat16",
+        "torch.int64",
+    ),
     (
         "shadow_inject",
         "up",
@@ -206,7 +232,7 @@ FAULTS = [
     ),
     ("shadow_inject", "up", lambda x: x.to("meta"), "up_weight has the wrong device", "cpu", "meta"),
     ("shadow_update", 0, lambda x: x[:, :7], "t1_weight has the wrong shape", r"\[u, 24\]", r"\[5, 7\]"),
-    ("shadow_update", 1, lambda x: x[:4], "t1_bias has the wrong shape", r"\[5\] \(u\)", r"\[4\]"),
+    ("shadow_update", 1, lambda x: x[:4], "t1_bias has the wrong shape", r"\[5\] \(u, from 1 up\)", r"\[4\]"),
     ("shadow_update", 2, lambda x: x.t(), "t2_weight has the wrong shape", r"\[24, 5\]", r"\[5, 24\]"),
     ("shadow_update", 4, lambda x: x[:4], "g1_weight has the wrong shape", r"\[5, 24\]", r"\[4, 24\]"),
     ("shadow_update", 7, lambda x: x[:, None], "g2_bias has the wrong shape", r"\[24\]", r"\[24, 1\]"),

@@ -97,6 +97,8 @@ def test_kernels_match_float64(case, op, name):
     tokens, d, r, u, hidden, weight, shadow = case
     if CONFIGS[name].block_t == 1 and tokens > 8:
         pytest.skip("one row a program is slow to interpret, and more rows exercise nothing else")
+    if name in ("tile32", "split-one") and CASES.index(case) % 2:
+        pytest.skip("the block sizes differ from the others' only: every second case is enough")
     call = problems.make((tokens,), d, r, u, hidden, weight, shadow)
     check(op, call, CONFIGS[name])
 

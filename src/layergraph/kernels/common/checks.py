@@ -23,6 +23,9 @@ ADAPTER_SHAPES: Mapping[str, tuple[str, ...]] = {
     "up_weight": ("d", "r"),
 }
 
+#: What states and adapters may be; float8 has no arithmetic of its own.
+DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+
 
 def check_types(op: str, arguments: Mapping[str, object]) -> None:
     """Raise :class:`InputTypeError` naming the first argument that is no tensor."""
@@ -52,8 +55,8 @@ def check_arguments(
     """
     if _is_right(hidden, shadow, adapter, alpha):
         return
-    if hidden.dim() == 0:
-        _fail(op, "hidden", "the wrong shape", "[..., d]", "[]")
+    if hidden.dim() == 0 or (type(hidden.shape[-1]) is int and hidden.shape[-1] == 0):
+        _fail(op, "hidden", "the wrong shape", "[..., d], d from 1 up", _text(hidden.shape))
     if not _same_shape(hidden.shape, shadow.shape):
         _fail(op, "shadow", "the wrong shape", f"{_text(hidden.shape)}, the shape of hidden", _text(shadow.shape))
     sizes: dict[str, int] = {"d": hidden.shape[-1]}
@@ -62,12 +65,10 @@ def check_arguments(
     if alpha is not None and alpha.dim() != 0:
         _fail(op, "alpha", "the wrong shape", "[] (0-d)", _text(alpha.shape))
 
-    for name, tensor in (("hidden", hidden), ("shadow", shadow)):
-        if not tensor.is_floating_point():
-            _fail(op, name, "the wrong dtype", "a floating point dtype", str(tensor.dtype))
     first_name, first = next(iter(adapter.items()))
-    if not first.is_floating_point():
-        _fail(op, first_name, "the wrong dtype", "a floating point dtype", str(first.dtype))
+    for name, tensor in (("hidden", hidden), ("shadow", shadow), (first_name, first)):
+        if tensor.dtype not in DTYPES:
+            _fail(op, name, "the wrong dtype", "float16, bfloat16, float32 or float64", str(tensor.dtype))
     for name, tensor in adapter.items():
         if tensor.dtype != first.dtype:
             _fail(op, name, "the wrong dtype", f"{first.dtype}, the dtype of {first_name}", str(tensor.dtype))
@@ -98,8 +99,9 @@ def _is_right(hidden: Tensor, shadow: Tensor, adapter: Mapping[str, Tensor], alp
                 return False
     if alpha is not None and (alpha.dim() or alpha.dtype is not torch.float32 or alpha.device != device):
         return False
-    floating = dtype.is_floating_point and hidden.is_floating_point() and shadow.is_floating_point()
-    return floating and shadow.device == device
+    if 0 in sizes.values() or not DTYPES.issuperset((dtype, hidden.dtype, shadow.dtype)):
+        return False
+    return shadow.device == device
 
 
 def _check_shape(op: str, name: str, tensor: Tensor, pattern: tuple[str, ...], sizes: dict[str, int]) -> None:
@@ -107,9 +109,9 @@ def _check_shape(op: str, name: str, tensor: Tensor, pattern: tuple[str, ...], s
     bound = {letter: tensor.shape[i] for i, letter in enumerate(pattern) if i < tensor.dim()}
     known = {letter: sizes.get(letter, bound.get(letter)) for letter in pattern}
     fits = tensor.dim() == len(pattern) and all(_same(bound[letter], known[letter]) for letter in pattern)
-    if not fits:
+    if not fits or 0 in (size for size in bound.values() if type(size) is int):
         expected = ", ".join(str(sizes.get(letter, letter)) for letter in pattern)
-        _fail(op, name, "the wrong shape", f"[{expected}] ({', '.join(pattern)})", _text(tensor.shape))
+        _fail(op, name, "the wrong shape", f"[{expected}] ({', '.join(pattern)}, from 1 up)", _text(tensor.shape))
     sizes.update(bound)
 
 
