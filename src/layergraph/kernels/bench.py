@@ -366,4 +366,15 @@ if __name__ == "__main__":
     kernels_command()
 
 
-__all__ = ["ALLOWED_ERROR", "DTYPES", "OPS", "VARIANTS", "Result", "arguments", "bytes_moved", "kernels_command", "run"]
+__all__ = [
+    "ALLOWED_ERROR",
+    "DTYPES",
+    "OPS",
+    "VARIANTS",
+    "Result",
+    "arguments",
+    "bytes_moved",
+    "kernels_command",
+    "run",
+    "times",
+]
