@@ -50,7 +50,8 @@ def test_group_documents_exit_codes(run: Run) -> None:
 def test_optimize_help_names_every_pass(run: Run) -> None:
     text = run("optimize", "--help").stdout
     for name in pass_names():
-        assert name in text
+        # Other tests of this process register passes of their own.
+        assert name in text or name.startswith("test-")
 
 
 def test_unknown_command_has_a_suggestion(run: Run) -> None:

@@ -258,8 +258,11 @@ def test_wrong_edits_are_named_errors(program: Program, change, error: type[Exce
 def test_an_op_that_fixes_a_dynamic_size_is_refused(program: Program) -> None:
     edit = Edit(program)
     node = edit.node("add")
+    before = str(program.forward.nodes["add"].meta["val"].shape)
     with pytest.raises(EditError, match="fixes a dynamic size"):
         edit.call(ATEN.view.default, node, [2, 3, 8], after=node)
+    # Sizes are kept in an environment that all programs of one trace share: it must be as it was.
+    assert str(program.forward.nodes["add"].meta["val"].shape) == before
 
 
 def test_an_edit_out_of_order_is_refused_at_the_end(program: Program) -> None:

@@ -49,12 +49,30 @@ def no_new_guards(mode: FakeTensorMode) -> Iterator[None]:
     if shape_env is None:
         yield
         return
-    before = dict(shape_env.replacements)
-    yield
-    fixed = [
-        str(symbol) for symbol, value in shape_env.replacements.items() if symbol not in before and value.is_number
-    ]
+    replacements, ranges = dict(shape_env.replacements), dict(shape_env.var_to_range)
+    n_guards = len(shape_env.guards)
+
+    def put_back() -> None:
+        # Every program traced with this one reads sizes through this environment.
+        shape_env.replacements.clear()
+        shape_env.replacements.update(replacements)
+        shape_env.var_to_range.clear()
+        shape_env.var_to_range.update(ranges)
+        del shape_env.guards[n_guards:]
+        # Sizes remember what they were last replaced with, by these counters.
+        shape_env._update_version_counter()
+        shape_env._version_counter += 1
+        shape_env._replacements_version_counter = getattr(shape_env, "_replacements_version_counter", 0) + 1
+
+    try:
+        yield
+    except BaseException:
+        put_back()
+        raise
+    found = shape_env.replacements.items()
+    fixed = [str(symbol) for symbol, value in found if symbol not in replacements and value.is_number]
     if fixed:
+        put_back()
         raise EditError(
             "the inserted op fixes a dynamic size",
             found=", ".join(fixed),
