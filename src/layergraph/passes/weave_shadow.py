@@ -249,10 +249,16 @@ class _Weaver:
             if target not in targets:
                 raise EditError("a module to save has a weight that the graph does not read", path=path, found=target)
             edit.keep_state(target)
-            old, new = edit.node(targets[target]), self._input(name)
-            for user in list(old.users):
-                if user in inside:
-                    user.replace_input_with(old, new)
+            new = self._input(name)
+            # A tied weight is taken under each of its names, and read under one of them.
+            aliases = edit.program.aliases
+            kept = aliases.get(target, target)
+            for tied in [kept, *(alias for alias, other in aliases.items() if other == kept)]:
+                if tied in targets:
+                    old = edit.node(targets[tied])
+                    for user in list(old.users):
+                        if user in inside:
+                            user.replace_input_with(old, new)
 
     # A block ------------------------------------------------------------------------------------------------------
 
