@@ -285,8 +285,11 @@ def test_two_threads_trace_and_many_call_one_program(bert: lg.Program) -> None:
 
     def call() -> None:
         for _ in range(5):
-            if not torch.equal(bert(ids).last_hidden_state, expected):
-                failures.append("another result")
+            # Seen once in some hundred runs on a loaded machine to differ in the last bits, eager or not: products
+            # depend on how buffers happen to be aligned. Programs that met would differ by far more.
+            error = (bert(ids).last_hidden_state - expected).abs().max().item()
+            if error > 1e-5:
+                failures.append(f"another result, {error:g} off")
 
     def trace() -> None:
         try:
