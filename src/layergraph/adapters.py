@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from layergraph.errors import InputError, NotSupportedError
-from layergraph.ir.adapter import Adapter, Shadow
+from layergraph.ir.adapter import Adapter, Shadow, no_shadow
 from layergraph.ir.program import Program
 from layergraph.passes.base import Pass
 from layergraph.passes.weave_shadow import WeaveShadow
@@ -24,6 +24,8 @@ from layergraph.trace.peft_model import is_peft_model
 # Programs (by id) whose adapters are off in this thread or task: `with program.disable_adapter()`.
 _DISABLED: ContextVar[frozenset[int]] = ContextVar("layergraph_disabled_adapters", default=frozenset())
 _LOCK = threading.Lock()
+# "Whichever adapter is active": None already means the base model.
+ACTIVE: Any = type("ActiveAdapter", (), {"__repr__": lambda self: "the active adapter"})()
 
 
 class AdapterMethods:
@@ -96,8 +98,7 @@ class AdapterMethods:
         Raises:
             NotFoundError: no adapter of that name.
         """
-        chosen = name if name is not None else chosen_adapter(self)
-        return adapter_inputs(self.ir, self.ir[graph].interface.input_names, chosen)
+        return self.ir.adapter_inputs(graph, name if name is not None else chosen_adapter(self))
 
     def detach_shadow(self, name: str | None = None, copy: bool = False) -> Any:
         """The shadow of an adapter as a Hugging Face model of its own, which generates without the base.
@@ -139,8 +140,10 @@ class AdapterMethods:
             self.ir = how(self.ir)
 
 
-def chosen_adapter(program: AdapterMethods) -> str | None:
-    """The adapter that a call of ``program`` in this thread uses."""
+def chosen_adapter(program: AdapterMethods, named: Any = ACTIVE) -> str | None:
+    """The adapter that a call of ``program`` in this thread uses, if it names ``named``."""
+    if named is not ACTIVE:
+        return None if named is None else str(named)
     if program.ir.shadow is None or id(program) in _DISABLED.get():
         return None
     return program.ir.shadow.active
@@ -204,30 +207,10 @@ def add_adapter(program: Program, source: Any, name: str) -> Program:
     return program.evolve(shadow=shadow if shadow.active is not None else shadow.with_active(name))
 
 
-def adapter_inputs(program: Program, wanted: tuple[str, ...], name: str | None) -> dict[str, torch.Tensor]:
-    """Values of the graph inputs that belong to an adapter; none where no shadow is woven in.
-
-    Args:
-        wanted: input names of the graph.
-        name: of an adapter, None for the base model.
-
-    Raises:
-        NotFoundError: no such adapter. NotSupportedError: one is named, and no shadow is woven in.
-    """
-    if program.shadow is None:
-        if name is not None:
-            _shadow(program)
-        return {}
-    return program.shadow.inputs(name, wanted, program.state_dict)
-
-
 def _shadow(program: Program) -> Shadow:
     if program.shadow is None:
-        raise NotSupportedError(
-            "no shadow is woven into this program",
-            do="program.apply(layergraph.WeaveShadow(folder)) weaves one in; it has methods for more adapters then",
-        )
+        raise no_shadow()
     return program.shadow
 
 
-__all__ = ["AdapterMethods", "adapter_inputs", "add_adapter", "chosen_adapter", "preparer"]
+__all__ = ["ACTIVE", "AdapterMethods", "add_adapter", "chosen_adapter", "preparer"]

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 from torch.export import ExportedProgram
 
-from layergraph.adapters import AdapterMethods, adapter_inputs, chosen_adapter, preparer
+from layergraph.adapters import ACTIVE, AdapterMethods, chosen_adapter, preparer
 from layergraph.errors import InputError
 from layergraph.ir import checkpoint, printing
 from layergraph.ir import folder as folders
@@ -58,8 +58,8 @@ class Program(AdapterMethods):
         unit = program.forward
         return_dict = kwargs.pop("return_dict", None)
         is_named = "adapter" in kwargs and "adapter" not in unit.interface.arguments
-        adapter = kwargs.pop("adapter") if is_named else chosen_adapter(self)
-        given = adapter_inputs(program, unit.interface.input_names, adapter)
+        adapter = chosen_adapter(self, kwargs.pop("adapter") if is_named else ACTIVE)
+        given = program.adapter_inputs("forward", adapter)
         tensors = unit.interface.check(self._prepare({**given, **self._bind(args, kwargs)}))
         with nullcontext() if program.model.training else torch.no_grad():
             outputs = run_graph(unit, tensors)
@@ -120,28 +120,31 @@ class Program(AdapterMethods):
             )
         return False
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
+    def generate(self, *args: Any, adapter: Any = ACTIVE, **kwargs: Any) -> Any:
         """transformers' own ``generate`` with all of its options, over the cached graph.
 
         Greedy, sampling, beams, assisted decoding (``assistant_model=other.for_generation()``), streamers, stopping
         criteria. Give the cache that it returned to go on with a conversation.
 
+        Args:
+            adapter: the adapter of a woven shadow to use; the active one by default, None for the base model.
+
         Raises:
             NotSupportedError: the program has no cached graph; says why.
         """
-        return self.for_generation().generate(*args, **kwargs)
+        return self.for_generation(adapter=adapter).generate(*args, **kwargs)
 
-    def for_generation(self) -> ProgramForGeneration:
+    def for_generation(self, *, adapter: Any = ACTIVE) -> ProgramForGeneration:
         """The program as the kind of model that transformers' generation drives: as target or as assistant."""
         from layergraph.runtime.generate import ProgramForGeneration
 
-        return ProgramForGeneration(self.ir)
+        return ProgramForGeneration(self.ir, chosen_adapter(self, adapter))
 
-    def session(self, *, capacity: int | None = None, cache: DualCache | None = None) -> Session:
-        """One conversation, stepped by hand: a cache and ``step(tokens)``."""
+    def session(self, *, capacity: int | None = None, cache: DualCache | None = None, adapter: Any = ACTIVE) -> Session:
+        """One conversation, stepped by hand: a cache and ``step(tokens)``, with one adapter from first to last."""
         from layergraph.runtime.session import Session
 
-        return Session(self.ir, cache, capacity=capacity)
+        return Session(self.ir, cache, capacity=capacity, adapter=chosen_adapter(self, adapter))
 
     # Rewriting ----------------------------------------------------------------------------------------------------
 

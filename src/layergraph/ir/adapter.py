@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from layergraph.errors import InputError, NotFoundError
+from layergraph.errors import InputError, NotFoundError, NotSupportedError
 
 if TYPE_CHECKING:
     from layergraph.ir.program import GraphUnit
@@ -82,6 +82,14 @@ class Adapter:
     def parameters(self) -> list[torch.Tensor]:
         """The tensors that training changes."""
         return [tensor for tensor in self.tensors.values() if tensor.requires_grad]
+
+    def is_same(self, other: Adapter) -> bool:
+        """Whether both are one adapter: the same name, strength and tensors (not copies of them)."""
+        return (
+            (self.name, self.alpha) == (other.name, other.alpha)
+            and self.tensors.keys() == other.tensors.keys()
+            and all(tensor.data_ptr() == other.tensors[key].data_ptr() for key, tensor in self.tensors.items())
+        )
 
     def __repr__(self) -> str:
         size = sum(tensor.numel() for tensor in self.tensors.values())
@@ -221,6 +229,14 @@ class Shadow:
         return values
 
 
+def no_shadow() -> NotSupportedError:
+    """The error for asking a program without a shadow about adapters."""
+    return NotSupportedError(
+        "no shadow is woven into this program",
+        do="program.apply(layergraph.WeaveShadow(folder)) weaves one in; it has methods for more adapters then",
+    )
+
+
 @dataclass(frozen=True)
 class SavedModule:
     """A module of the base that adapters bring a copy of: base weight (name in the state dict) -> graph input."""
@@ -237,7 +253,7 @@ class ShadowPlan:
         shadow: slots and adapters of the program to be.
         blocks: paths of the blocks, in the order in which they run.
         roles: per block, argument of the shadow ops -> graph input (None for the update that nothing uses).
-        backbones: traced shadow backbones by graph name; a graph without one cannot be woven.
+        backbones: traced shadow backbones by graph name; a graph without one cannot be woven, and is dropped.
         backbone_state: name in a backbone's state dict -> graph input.
         embeddings: path of the base's embeddings if the backbone reads those, else None.
         projection: graph input of the projection to the base's width, or None.
@@ -247,6 +263,7 @@ class ShadowPlan:
         task: peft's task type.
         dropout: probability in training.
         fresh: whether the first adapter is untrained: the program then computes what it did before.
+        uncached_because: why the cached graph has no backbone, or None.
     """
 
     shadow: Shadow
@@ -262,6 +279,7 @@ class ShadowPlan:
     task: str | None = None
     dropout: float = 0.0
     fresh: bool = False
+    uncached_because: str | None = None
 
 
-__all__ = ["ALPHA", "LOSS_WEIGHT", "Adapter", "AdapterSlot", "SavedModule", "Shadow", "ShadowPlan"]
+__all__ = ["ALPHA", "LOSS_WEIGHT", "Adapter", "AdapterSlot", "SavedModule", "Shadow", "ShadowPlan", "no_shadow"]

@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# Goes before the names of whatever belongs to the shadow's half.
+SHADOW = "shadow_"
+
 
 @dataclass(frozen=True)
 class CacheGroup:
@@ -63,6 +66,11 @@ class CacheTensor:
         size = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}.get(self.dtype, 1)
         return self.heads * self.features * size
 
+    @property
+    def half(self) -> str:
+        """``base`` or ``shadow``."""
+        return _half(self.name)
+
 
 @dataclass(frozen=True)
 class CacheState:
@@ -73,6 +81,15 @@ class CacheState:
     role: str
     shape: tuple[int, ...]
     dtype: str
+
+    @property
+    def half(self) -> str:
+        """``base`` or ``shadow``."""
+        return _half(self.name)
+
+
+def _half(name: str) -> str:
+    return "shadow" if name.startswith(SHADOW) else "base"
 
 
 @dataclass(frozen=True)
@@ -85,6 +102,23 @@ class CacheGeometry:
 
     def group(self, name: str) -> CacheGroup:
         return next(group for group in self.groups if group.name == name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of everything that is kept."""
+        return (*(tensor.name for tensor in self.tensors), *(state.name for state in self.states))
+
+    def half(self, name: str) -> CacheGeometry:
+        """Only what belongs to the ``base`` or to the ``shadow``."""
+        return CacheGeometry(
+            tuple(group for group in self.groups if _half(group.name) == name),
+            tuple(tensor for tensor in self.tensors if tensor.half == name),
+            tuple(state for state in self.states if state.half == name),
+        )
+
+    def joined(self, more: CacheGeometry) -> CacheGeometry:
+        """This and ``more``; no name stands in both."""
+        return CacheGeometry((*self.groups, *more.groups), (*self.tensors, *more.tensors), (*self.states, *more.states))
 
     @property
     def bytes_per_token(self) -> int:
@@ -107,4 +141,4 @@ class CacheGeometry:
         )
 
 
-__all__ = ["CacheGeometry", "CacheGroup", "CacheState", "CacheTensor"]
+__all__ = ["SHADOW", "CacheGeometry", "CacheGroup", "CacheState", "CacheTensor"]

@@ -17,6 +17,7 @@ import torch
 
 from layergraph.errors import EditError
 from layergraph.ir import exported as torch_side
+from layergraph.ir.cache_geometry import CacheGeometry
 from layergraph.ir.edit_signature import SignatureEdit
 from layergraph.ir.program import GraphUnit, Program
 
@@ -52,6 +53,16 @@ class Edit(SignatureEdit):
         named = [tuple((key, node.name) for key, node in pairs) for pairs in (inputs, outputs)]
         returns = "tensor" if [key for key, _ in outputs] == [""] else "tuple"
         self._layers = self._layers.with_call(path, cls, named[0], named[1], returns)
+
+    def extend_cache(self, more: CacheGeometry) -> None:
+        """Record what else the graph keeps between calls, beside what it kept already; the inputs are yours to add.
+
+        Raises:
+            EditError: the graph keeps nothing.
+        """
+        if self._cache is None:
+            raise EditError("this graph keeps nothing between calls", do="edit the cached graph, step")
+        self._cache = self._cache.joined(more)
 
     def change_program(self, **fields: Any) -> None:
         """Set fields of the program to be (``shadow``, ``model``); graphs and weights have methods of their own."""
@@ -94,13 +105,12 @@ class Edit(SignatureEdit):
                 do="check what the pass's rewrite inserts and removes",
             ) from error
         alive = {node.name for node in self.graph.nodes}
-        unit_before = self.program[self.name]
         unit = GraphUnit(
             exported,
             self._interface,
             self._layers.renamed(self._renames),
             {name: made for name, made in self._provenance.items() if name in alive},
-            unit_before.cache,
+            self._cache,
         )
         aliases = {alias: kept for alias, kept in self._aliases.items() if alias in self._state}
         return self.program.evolve(

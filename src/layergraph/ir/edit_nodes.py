@@ -36,6 +36,7 @@ class NodeEdit:
         self._interface = unit.interface
         self._layers = unit.layers
         self._provenance = dict(unit.provenance)
+        self._cache = unit.cache
         self._weights = program.weights
         self._aliases = dict(program.aliases)
         self._renames: dict[str, str | None] = {}

@@ -87,6 +87,14 @@ class SignatureEdit(NodeEdit):
         self._interface = dataclasses.replace(self._interface, inputs=inputs, arguments=arguments)
         return node
 
+    def new_size(self, example: int, name: str) -> torch.SymInt:
+        """A size for :meth:`add_input` that may vary, equal to no other; ``example`` is its size in the example."""
+        return torch_side.fresh_size(self._fake_mode, example, name)
+
+    def example(self, name: str) -> torch.Tensor:
+        """What input ``name`` is in the example that compilation and verification call the graph with."""
+        return self._examples[name]
+
     def remove_input(self, name: str) -> None:
         """No longer take input ``name``; nothing may use it any more."""
         node = self._unused_placeholder(name)

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ExportGraphSignature, InputSpec, OutputSpec
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
 from layergraph.errors import EditError
@@ -78,6 +80,21 @@ def no_new_guards(mode: FakeTensorMode) -> Iterator[None]:
             found=", ".join(fixed),
             do="use ops that work for every size (reshape with sizes taken from the graph, no comparison of sizes)",
         )
+
+
+def fresh_size(mode: FakeTensorMode, size: int, name: str) -> torch.SymInt:
+    """A size that may vary, equal to no other; ``size`` is what stands for it in examples.
+
+    Raises:
+        EditError: the graph was traced with all sizes fixed.
+    """
+    if mode.shape_env is None:
+        raise EditError("the graph has no dynamic sizes", do="trace with dynamic=True")
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    value = mode.from_tensor(torch.empty(size, device="meta"), symbolic_context=context, source=ConstantSource(name))
+    fresh = value.shape[0]
+    assert isinstance(fresh, torch.SymInt)
+    return fresh
 
 
 def hint(size: int | torch.SymInt) -> int:
@@ -167,12 +184,24 @@ def build(
         graph=graph,
         graph_signature=ExportGraphSignature(inputs, outputs),
         state_dict=state,
-        range_constraints=copy.copy(base.range_constraints),
+        range_constraints=_ranges(base, graph),
         module_call_graph=[call_specs(input_names, output_names)],
         example_inputs=None if examples is None else ((), {name: examples[name] for name in input_names}),
         constants=constants,
         verifiers=base.verifiers,
     )
+
+
+def _ranges(base: ExportedProgram, graph: torch.fx.Graph) -> dict[Any, Any]:
+    """The bounds of every size symbol: those of ``base``, and of sizes that inputs added since have brought."""
+    ranges = dict(base.range_constraints)
+    for node in graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt):
+                known = size.node.shape_env.var_to_range
+                ranges.update({s: known[s] for s in size.node.expr.free_symbols if s not in ranges and s in known})
+    return ranges
 
 
 def on_device(exported: ExportedProgram, device: str) -> ExportedProgram:
@@ -204,6 +233,7 @@ __all__ = [
     "call_specs",
     "copy_graph",
     "fake_mode_of",
+    "fresh_size",
     "graph_input",
     "hint",
     "no_grad",

@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind
 
 from layergraph.errors import InputError, NotFoundError
 from layergraph.ir import exported as torch_side
-from layergraph.ir.adapter import Shadow
+from layergraph.ir.adapter import Shadow, no_shadow
 from layergraph.ir.cache_geometry import CacheGeometry
 from layergraph.ir.fingerprint import graph_text
 from layergraph.ir.interface import Interface
@@ -235,7 +235,9 @@ class Original:
         for name in parameters:
             state[name] = torch_side.as_parameter(state[name])
         state.update({alias: state[kept] for alias, kept in self.aliases.items() if kept in state})
-        return Program(units, WeightMap(), current.model, aliases=self.aliases)
+        # A pass that had to drop the cached graph said why.
+        model = replace(current.model, uncached_because=None) if "step" in units else current.model
+        return Program(units, WeightMap(), model, aliases=self.aliases)
 
 
 @dataclass(frozen=True)
@@ -329,6 +331,21 @@ class Program:
             digest.update(name.encode() + b"\0" + graph_text(self.graphs[name].exported).encode() + b"\0")
             digest.update(repr(self.graphs[name].interface.outputs).encode())
         return digest.hexdigest()[:32]
+
+    def adapter_inputs(self, graph: str, name: str | None) -> dict[str, torch.Tensor]:
+        """Values of the inputs of a graph that belong to an adapter; none where no shadow is woven in.
+
+        Args:
+            name: of the adapter, None for the base model.
+
+        Raises:
+            NotFoundError: no such adapter. NotSupportedError: one is named, and no shadow is woven in.
+        """
+        if self.shadow is None:
+            if name is not None:
+                raise no_shadow()
+            return {}
+        return self.shadow.inputs(name, self[graph].interface.input_names, self.state_dict)
 
     def evolve(self, **changes: Any) -> Program:
         return replace(self, **changes)

@@ -100,7 +100,7 @@ class WeaveShadow(Pass):
         return outputs
 
     def keeps(self, program: Program, graph: str) -> bool:
-        """Cached graphs need a backbone with a cache."""
+        """A cached graph needs a backbone with a cache of its own."""
         return graph in self._plan.backbones
 
     def find(self, program: Program, graph: str) -> Findings:
@@ -203,6 +203,8 @@ class _Weaver:
         unit = plan.backbones[edit.name]
         first = edit.node(_hidden_in(_block(edit.program[edit.name], plan.blocks[0])))
         before = self._first_inside(plan.blocks[0], first)
+        if unit.cache is not None:
+            self._add_cache(unit)
         bound = {name: self._bind(name) for name in unit.interface.input_names}
         state = {target: self._input(name) for target, name in plan.backbone_state.items()}
         made = inline(edit, unit, bound, state=state, before=before, prefix=f"{_PREFIX}.backbone")
@@ -219,7 +221,7 @@ class _Weaver:
     def _bind(self, name: str) -> torch.fx.Node:
         """The host's node for an input of the backbone: its own input, or the embeddings that it makes."""
         unit = self.edit.program[self.edit.name]
-        if name == "inputs_embeds" and name not in unit.interface.input_names and self.plan.embeddings is not None:
+        if name == "inputs_embeds" and self.plan.embeddings is not None and "input_ids" in unit.interface.input_names:
             calls = unit.layers.by_path.get(self.plan.embeddings, ())
             node = calls[0].output() if calls else None
             if node is None:
@@ -239,6 +241,32 @@ class _Weaver:
         for name, example in shadow.inputs(None, wanted, edit.program.state_dict).items():
             example = example.detach()
             edit.add_input(name, example.shape, example.dtype, example.device, example)
+
+    def _add_cache(self, unit: GraphUnit) -> None:
+        """The shadow's half of the cache: inputs beside the base's half, of the same batch and own lengths."""
+        edit, cache = self.edit, unit.cache
+        assert cache is not None
+        tokens = edit.value(self._input("token_positions"))
+        batch, count = tokens.shape
+        order: torch.Tensor = edit.example("token_positions")
+        device, rows = tokens.device, order.shape[0]
+
+        def add(name: str, shape: tuple[Any, ...], sizes: tuple[int, ...], dtype: str, fill: int = 0) -> None:
+            example = torch.full(sizes, fill, dtype=getattr(torch, dtype), device=device)
+            edit.add_input(name, shape, example.dtype, device, example)
+
+        for number, group in enumerate(cache.groups):
+            n_slots = order.shape[1] + 8 * (number + 2)
+            slots = edit.new_size(n_slots, f"{group.name}_slots")
+            edit.add_input(group.write, (batch, count), torch.int64, device, order.clone())
+            add(group.positions, (slots, batch), (n_slots, rows), "int64", -1)
+            for tensor in cache.tensors:
+                if tensor.group == group.name:
+                    each = (tensor.heads, tensor.features)
+                    add(tensor.name, (slots, batch, *each), (n_slots, rows, *each), tensor.dtype)
+        for state in cache.states:
+            add(state.name, (batch, *state.shape), (rows, *state.shape), state.dtype)
+        edit.extend_cache(cache)
 
     def _use_saved(self, path: str, inputs: Any) -> None:
         """Within one module, read an adapter's weights in place of the base's, which stay for when none is active."""
@@ -313,14 +341,9 @@ class _Weaver:
             add_auxiliary_loss(self.plan, self.edit, self.edit.module_output(f"{_PREFIX}.seed"))
         if self._is_training():
             self.edit.freeze_parameters()
-        self.edit.change_program(shadow=self.plan.shadow, **self._without_cache())
-
-    def _without_cache(self) -> dict[str, Any]:
         program = self.edit.program
-        if "step" in self.plan.backbones:
-            return {}
-        because = "a woven shadow has no cached graph in this version"
-        return {"model": dataclasses.replace(program.model, uncached_because=because)}
+        model = dataclasses.replace(program.model, uncached_because=self.plan.uncached_because)
+        self.edit.change_program(shadow=self.plan.shadow, model=model)
 
     def _has_loss(self) -> bool:
         interface = self.edit.program[self.edit.name].interface

@@ -16,6 +16,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from layergraph.errors import InputError, NotSupportedError
+from layergraph.ir.adapter import Adapter
 from layergraph.ir.cache_geometry import CacheGeometry, CacheGroup, CacheState, CacheTensor
 from layergraph.runtime.rows import Rows
 
@@ -54,6 +55,7 @@ class DualCache(Cache):
         self.fixed = fixed
         self.chunk = CHUNK
         self.rows = Rows()
+        self.writer: Adapter | None = None
         self._tensors: dict[str, torch.Tensor] = {}
         self._broken = False
         if fixed and capacity is None:
@@ -68,8 +70,16 @@ class DualCache(Cache):
 
     def __repr__(self) -> str:
         held = f"{self.length} of {self.capacity} tokens, {len(self.rows)} rows"
-        kinds = [group.name for group in self.geometry.groups] + ["states"] * bool(self.geometry.states)
-        return f"DualCache({', '.join(kinds)}: {held})"
+        writer = f", adapter {self.writer.name}" if self.writer is not None else ""
+        return f"DualCache({', '.join(self.held_kinds)}: {held}{writer})"
+
+    @property
+    def held_kinds(self) -> tuple[str, ...]:
+        """Groups by name, and which half keeps states."""
+        states = dict.fromkeys(
+            "shadow_states" if state.half == "shadow" else "states" for state in self.geometry.states
+        )
+        return (*(group.name for group in self.geometry.groups), *states)
 
     def __len__(self) -> int:
         return len(self._layer_groups())
@@ -142,9 +152,49 @@ class DualCache(Cache):
 
     def _layer_groups(self) -> list[CacheGroup | None]:
         """For each layer that keeps something, its group; None where it keeps states only."""
-        groups: dict[int, CacheGroup | None] = {state.layer: None for state in self.geometry.states}
-        groups |= {tensor.layer: self.geometry.group(tensor.group) for tensor in self.geometry.tensors}
+        base = self.geometry.half("base")  # transformers knows of the base's layers only
+        groups: dict[int, CacheGroup | None] = {state.layer: None for state in base.states}
+        groups |= {tensor.layer: base.group(tensor.group) for tensor in base.tensors}
         return [groups[layer] for layer in sorted(groups)]
+
+    # Whose it is --------------------------------------------------------------------------------------------------
+
+    def check(self, geometry: CacheGeometry | None) -> None:
+        """Refuse a cache of another program: halves that are missing or shaped otherwise.
+
+        Raises:
+            InputError: says which half.
+        """
+        if geometry is None or geometry == self.geometry:
+            return
+        if geometry.half("base") != self.geometry.half("base"):
+            raise InputError("the cache was made for another model", do="make one with DualCache(program)")
+        has, needs = (bool(item.half("shadow").names) for item in (self.geometry, geometry))
+        raise InputError(
+            "the cache has no half for the shadow, which would go on without its history"
+            if needs and not has
+            else "the cache has a half for a shadow, and the program has none"
+            if has and not needs
+            else "the cache was made for another shadow",
+            do="make one with DualCache(program) and prefill again",
+        )
+
+    def check_writer(self, adapter: Adapter | None) -> None:
+        """Refuse to go on with tokens that another adapter wrote: what is held depends on it.
+
+        Raises:
+            InputError: names both.
+        """
+        held = self.writer
+        if not self.length or held is adapter:
+            return
+        if held is None or adapter is None or not held.is_same(adapter):
+            raise InputError(
+                "the cache holds what another adapter computed",
+                expected=f"adapter {held.name!r}" if held is not None else "the base model",
+                found=f"adapter {adapter.name!r}" if adapter is not None else "the base model",
+                do="reset() it and prefill again, or keep a cache for each adapter",
+            )
 
     # Stepping -----------------------------------------------------------------------------------------------------
 

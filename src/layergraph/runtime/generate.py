@@ -30,11 +30,14 @@ class ProgramForGeneration(PreTrainedModel, GenerationMixin):
     _supports_sdpa = True
     _is_stateful = False
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, adapter: str | None = None) -> None:
         config = _config_of(program)
         config._attn_implementation = "eager"  # says nothing about the graph; keeps transformers from choosing
         super().__init__(config)
         self._program = program
+        self._adapter = adapter
+        if program.shadow is not None and adapter is not None:
+            program.shadow[adapter]  # raises if there is none
         generation = program.model.generation_config
         if generation is not None:
             self.generation_config = GenerationConfig.from_dict(dict(generation))
@@ -86,7 +89,7 @@ class ProgramForGeneration(PreTrainedModel, GenerationMixin):
         if not isinstance(held, DualCache):
             raise InputError("not a cache of a program", expected="layergraph.DualCache", found=type(held).__name__)
         self._refuse_missing("step", kwargs)
-        session = Session(self._program, held)
+        session = Session(self._program, held, adapter=self._adapter)
         outputs = session.step(input_ids, attention_mask, position_ids, logits_to_keep, inputs_embeds=inputs_embeds)
         result = fill_template(session.unit.interface.template, outputs)
         result[CACHE_NAME] = held
@@ -114,6 +117,7 @@ class ProgramForGeneration(PreTrainedModel, GenerationMixin):
         unit = self._program.forward
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
         names = unit.interface.input_names
+        given |= self._program.adapter_inputs("forward", self._adapter)
         tensors = unit.interface.check({name: value for name, value in given.items() if name in names})
         with torch.no_grad():
             outputs = run_graph(unit, tensors)

@@ -18,18 +18,33 @@ class Session:
         program: with a ``step`` graph.
         cache: to go on with; a new one by default.
         capacity: tokens that the new cache holds without growing.
+        adapter: the adapter of a woven shadow that this conversation uses; None for the base model.
 
     One session belongs to one thread; any number of them may run on one program.
 
     Raises:
         NotSupportedError: the program has no cached graph.
+        NotFoundError: no adapter of that name.
+        InputError: the cache is of another program (one half where both are needed, say), or holds what another
+            adapter computed.
     """
 
-    def __init__(self, program: Program, cache: DualCache | None = None, *, capacity: int | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        cache: DualCache | None = None,
+        *,
+        capacity: int | None = None,
+        adapter: str | None = None,
+    ) -> None:
         self.program = program
         device = next(iter(program.state.values())).device
         self.cache = cache if cache is not None else DualCache(program, capacity=capacity, device=device)
         self.unit: GraphUnit = program["step"]
+        self.cache.check(self.unit.cache)
+        self.adapter = program.shadow[adapter] if program.shadow is not None and adapter is not None else None
+        self._adapter_inputs = program.adapter_inputs("step", adapter)
+        self.cache.check_writer(self.adapter)
         self._names = set(self.unit.interface.input_names)
         self._embeds = next((item for item in self.unit.interface.inputs if item.name == "inputs_embeds"), None)
 
@@ -66,7 +81,14 @@ class Session:
         if position_ids is not None and (position_ids.dim() != 2 or position_ids.shape[1] != count):
             found = str(list(position_ids.shape))
             raise InputError("position_ids do not fit the tokens", expected=f"[{batch}, {count}]", found=found)
+        if embeds is not None and not self._takes_embeddings():
+            raise NotSupportedError(
+                "the shadow backbone looks tokens up in a table of its own, of another width",
+                do="pass input_ids, or weave an adapter with share_embeddings=True",
+            )
+        self.cache.check_writer(self.adapter)
         self.cache.reserve(real)
+        self.cache.writer = self.adapter
         limit = self.cache.max_tokens() or count
         pieces, sizes = [], []
         try:
@@ -95,6 +117,7 @@ class Session:
             "tokens_written": torch.full((1,), self.cache.length, device=ids.device),
             **self.cache.slots(tokens, real),
             **self.cache.views(real),
+            **self._adapter_inputs,
         }
         if self._embeds is not None and "inputs_embeds" not in given:
             # Not read: every id says that its embedding is to be looked up.
@@ -127,6 +150,9 @@ class Session:
             found = f"{list(input_ids.shape)} and {list(embeds.shape)}"
             raise InputError("input_ids and inputs_embeds disagree", expected="the same batch and tokens", found=found)
         return input_ids, embeds.to(dtype)
+
+    def _takes_embeddings(self) -> bool:
+        return self.program.shadow is None or bool(self.program.shadow.geometry.get("takes_embeddings", True))
 
     def _real(self, mask: torch.Tensor | None, batch: int, count: int) -> torch.Tensor:
         """bool [batch, tokens] on the CPU: which new tokens are no padding."""

@@ -291,6 +291,11 @@ def _width(config: Any) -> int:
     raise NotSupportedError("the config has no hidden size", pass_name=_PASS, expected=" or ".join(_WIDTH))
 
 
+def embedding_width(config: Any) -> int:
+    """Features of a token's embedding, which is not the hidden size everywhere (OPT 350M)."""
+    return int(getattr(config, "word_embed_proj_dim", None) or _width(config))
+
+
 def _set(config: Any, names: tuple[str, ...], value: int) -> None:
     for name in names:
         if hasattr(config, name):
@@ -317,4 +322,4 @@ def _fit_layer_lists(config: Any) -> None:
         config.max_window_layers = count
 
 
-__all__ = ["Backbone", "BaseLayout", "build_backbone", "describe_base"]
+__all__ = ["Backbone", "BaseLayout", "build_backbone", "describe_base", "embedding_width"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -9,16 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from layergraph.errors import InputError, NotSupportedError
+from layergraph.errors import InputError, LayerGraphError, NotSupportedError
 from layergraph.ir.adapter import Adapter, AdapterSlot, SavedModule, Shadow, ShadowPlan
+from layergraph.ir.cache_geometry import SHADOW
 from layergraph.ir.program import GraphUnit, Program
-from layergraph.trace.adapter_backbone import Backbone, BaseLayout, build_backbone, describe_base
+from layergraph.trace.adapter_backbone import Backbone, BaseLayout, build_backbone, describe_base, embedding_width
 from layergraph.trace.adapter_config import ShadowSettings, find_blocks
 from layergraph.trace.adapter_read import AdapterSource
+from layergraph.trace.export import trace_cached
 from layergraph.trace.span import trace_span
 
 _PASS = "weave-shadow"
 _ROOT = "base_model"
+_TOKENS = ("input_ids", "inputs_embeds")
 # Arguments of the shadow ops, and where peft keeps each.
 _PLACES = {
     "down_weight": "shadow_down.default.weight",
@@ -44,13 +48,19 @@ def plan_shadow(program: Program, sources: Mapping[str, AdapterSource]) -> Shado
     base = describe_base(program)
     blocks = find_blocks(settings, base.stack, by_index=first.tensors is None)
     backbone = build_backbone(base, settings, has_weights=first.tensors is not None)
-    unit = _trace_backbone(program, backbone)
+    backbones, because = _trace_backbones(program, base, backbone)
     held = set(backbone.module.state_dict())
-    used = {target for name, target in unit.targets.items() if unit.nodes[name].users and target in held}
+    used = {
+        target
+        for unit in backbones.values()
+        for name, target in unit.targets.items()
+        if unit.nodes[name].users and target in held
+    }
     saved, saved_slots = _saved_modules(program, settings)
     fresh = _fresh_tensors(program, base, settings, blocks, backbone, saved_slots)
     slots = list(_slots(fresh, blocks, backbone, used, saved_slots, has_loss(program)))
     geometry = describe_geometry(settings, base, blocks, training=program.model.training)
+    geometry["takes_embeddings"] = backbone.shares or _fits_embeddings(base, backbone)
     shadow = Shadow(tuple(slots), geometry)
     training = program.model.training
     tensors = fresh if first.tensors is None else first.tensors
@@ -63,7 +73,7 @@ def plan_shadow(program: Program, sources: Mapping[str, AdapterSource]) -> Shado
         shadow=shadow,
         blocks=blocks,
         roles=tuple({role: inputs[_layer_key(path, role)] for role in _PLACES} for path in blocks),
-        backbones={"forward": unit},
+        backbones=backbones,
         backbone_state={target: str(inputs[_backbone_key(target)]) for target in sorted(used)},
         embeddings=base.embeddings if backbone.shares else None,
         projection=inputs.get(_projection_key("weight")),
@@ -73,6 +83,7 @@ def plan_shadow(program: Program, sources: Mapping[str, AdapterSource]) -> Shado
         task=settings.task_type,
         dropout=settings.shadow_dropout,
         fresh=first.tensors is None and settings.init_weights,
+        uncached_because=because,
     )
 
 
@@ -121,7 +132,9 @@ def join_adapter(shadow: Shadow, name: str, source: AdapterSource, *, training: 
         "modules_to_save": list(settings.modules_to_save or ()),
     }
     for key, value in known.items():
-        if key not in ("stack", "width") and (other := found.get(key, getattr(settings, key, None))) != value:
+        if key in ("stack", "width", "takes_embeddings"):
+            continue  # these follow from the model and the others
+        if (other := found.get(key, getattr(settings, key, None))) != value:
             raise InputError(
                 f"adapter {name!r} differs from the program's adapters in {key}, which is part of the graph",
                 pass_name=_PASS,
@@ -250,16 +263,39 @@ def _fresh_layer(base: BaseLayout, settings: ShadowSettings) -> dict[str, torch.
     }
 
 
+def _trace_backbones(program: Program, base: BaseLayout, backbone: Backbone) -> tuple[dict[str, GraphUnit], str | None]:
+    """The backbone for each graph of the program, and why there is none for the cached one."""
+    units = {"forward": _trace_backbone(program, backbone)}
+    if "step" not in program.graphs:
+        return units, program.model.uncached_because
+    embeddings = "only" if backbone.shares else "either" if _fits_embeddings(base, backbone) else "never"
+    width = embedding_width(backbone.module.config)
+    try:
+        units["step"] = trace_cached(backbone.module, half=SHADOW, embeddings=embeddings, width=width)
+    except LayerGraphError as error:
+        return units, f"the shadow backbone has no cached graph: {error.found or error.what}"
+    return units, None
+
+
+def _fits_embeddings(base: BaseLayout, backbone: Backbone) -> bool:
+    """Whether a backbone with a table of its own can take the base's embeddings in place of ids."""
+    return "inputs_embeds" in inspect.signature(backbone.module.forward).parameters and (
+        embedding_width(backbone.module.config) == base.width
+    )
+
+
 def _trace_backbone(program: Program, backbone: Backbone) -> GraphUnit:
     """The backbone over the inputs that the program's own graph takes."""
     unit = program.forward
     given = {item.name: item for item in unit.interface.inputs}
     generator = torch.Generator().manual_seed(0)
-    batch, length = 2, 7
     config = backbone.module.config
     parameter = next(backbone.module.parameters())
     device = parameter.device
     main = "inputs_embeds" if backbone.shares or "input_ids" not in given else "input_ids"
+    # As long as what the base was traced with: models that cut text into chunks need more than one.
+    shown: Mapping[str, torch.Tensor] = (unit.exported.example_inputs or ((), {}))[1]
+    batch, length = next((tensor.shape[:2] for name, tensor in shown.items() if name in _TOKENS), (2, 7))
     if main == "inputs_embeds":
         if not backbone.shares and "inputs_embeds" not in given:
             raise NotSupportedError(
@@ -268,10 +304,7 @@ def _trace_backbone(program: Program, backbone: Backbone) -> GraphUnit:
                 expected="an input called input_ids or inputs_embeds",
                 found=", ".join(given),
             )
-        width = next(
-            int(getattr(config, name)) for name in ("hidden_size", "n_embd", "d_model") if hasattr(config, name)
-        )
-        width = int(getattr(config, "word_embed_proj_dim", width))
+        width = embedding_width(config)
         examples = {main: torch.randn(batch, length, width, generator=generator).to(device, parameter.dtype)}
     else:
         vocabulary = int(config.vocab_size)

@@ -23,7 +23,6 @@ some models rely on it).
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,10 +34,11 @@ from torch.export import ExportedProgram
 
 from layergraph.compat import cache_argument
 from layergraph.errors import NotSupportedError
-from layergraph.ir.cache_geometry import CacheGeometry, CacheGroup, CacheState, CacheTensor
+from layergraph.ir.cache_geometry import CacheGeometry
 from layergraph.trace.cached_kinds import adapted, counts_columns, refuse_kinds
 from layergraph.trace.cached_layers import traced_cache
 from layergraph.trace.cached_masks import visible, write_positions
+from layergraph.trace.cached_probe import geometry_of, insists_on_cache, kind_of, layer_types, probe
 
 # Sizes at trace time: no two equal, none that torch would fix.
 _BATCH, _TOKENS, _SLOTS, _KEPT = 2, 5, 24, 3
@@ -83,30 +83,41 @@ class CachedCall:
     call: Callable[[Mapping[str, torch.Tensor]], Any]
 
 
-def plan_cached(model: nn.Module) -> CachedCall:
+def plan_cached(model: nn.Module, *, half: str = "", embeddings: str = "either", width: int = 0) -> CachedCall:
     """Find out what ``model`` (a private copy) caches, by running it once on two tokens, and how to trace that.
+
+    Args:
+        half: goes before the name of everything held: ``shadow_`` for the shadow's half of a dual cache.
+        embeddings: whether the model is given tokens or their embeddings: ``either``, ``only`` or ``never``.
+        width: of embeddings, for ``only``.
 
     Raises:
         NotSupportedError: it keeps something that cached graphs do not hold; says what.
     """
     refuse_kinds(model)
     names = inspect.signature(model.forward).parameters
-    types = _layer_types(model.config)
-    probed = _probe(model, names)
-    geometry = _geometry(probed.cache, types)
-    device = next(model.parameters()).device
+    types = layer_types(model.config)
+    weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
+    main = "inputs_embeds" if embeddings == "only" else "input_ids"
+    example = torch.zeros(1, 2, dtype=torch.int64, device=weight.device)
+    if main == "inputs_embeds":
+        example = torch.zeros(1, 2, width, dtype=weight.dtype, device=weight.device)
+    probed = probe(model, names, example)
+    geometry = geometry_of(probed.cache, types, half)
+    embedding = {"either": probed.embedding, "only": example, "never": None}[embeddings]
     n_tokens = _TOKENS + (_longest_chunk(model.config) if geometry.states else 0)
-    tensors, dims = _examples(geometry, device, n_tokens, probed.embedding, "logits_to_keep" in names)
+    tensors, dims = _examples(geometry, weight.device, n_tokens, embedding, "logits_to_keep" in names)
+    if main != "input_ids":
+        del tensors["input_ids"], dims["input_ids"]
     if counts_columns(model):
-        tensors["tokens_written"], dims["tokens_written"] = torch.zeros(1, dtype=torch.int64, device=device), {}
-    dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
-    additive = dtype if getattr(model.config, "_attn_implementation", None) == "eager" else None
-    kinds: dict[str, str] = {_kind(types, tensor.layer): tensor.group for tensor in geometry.tensors}
-    state_kinds = {_kind(types, state.layer) for state in geometry.states}
+        tensors["tokens_written"], dims["tokens_written"] = torch.zeros(1, dtype=torch.int64, device=weight.device), {}
+    additive = weight.dtype if getattr(model.config, "_attn_implementation", None) == "eager" else None
+    kinds: dict[str, str] = {kind_of(types, tensor.layer): tensor.group for tensor in geometry.tensors}
+    state_kinds = {kind_of(types, state.layer) for state in geometry.states}
     widest = next((group for group in geometry.groups if group.reach is None), next(iter(geometry.groups), None))
     held = [*(tensor.layer for tensor in geometry.tensors), *(state.layer for state in geometry.states)]
-    n_layers = max(len(types), *(layer + 1 for layer in held))
-    own_cache = type(probed.cache) if _own_cache(model) else None
+    n_layers = max([len(types), *(layer + 1 for layer in held)])
+    own_cache = type(probed.cache) if insists_on_cache(model) else None
     model_forward = model.forward
 
     def call(flat: Mapping[str, torch.Tensor]) -> Any:
@@ -118,9 +129,9 @@ def plan_cached(model: nn.Module) -> CachedCall:
         real = (flat["token_positions"] >= 0).to(torch.int64)
         by_kind = dict.fromkeys(state_kinds, real) | {kind: masks[group] for kind, group in kinds.items()}
         arguments: dict[str, Any] = {
-            "input_ids": flat["input_ids"],
+            main: flat[main],
             "position_ids": flat["position_ids"],
-            "attention_mask": by_kind if len({*masks, *state_kinds}) > 1 else next(iter(by_kind.values())),
+            "attention_mask": by_kind if len({*masks, *state_kinds}) > 1 else next(iter(by_kind.values()), None),
             "use_cache": True,
             cache_argument(names): traced_cache(geometry, flat, n_layers, own_cache),
             "logits_to_keep": flat.get("logits_to_keep"),
@@ -155,119 +166,6 @@ def refuse_fixed(plan: CachedCall, exported: ExportedProgram) -> None:
                     found=f"{found} in {name}",
                     do="trace with cached=False: the uncached graph is complete",
                 )
-
-
-# What a model keeps -----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Probed:
-    cache: Any
-    embedding: torch.Tensor | None = None
-
-
-def _probe(model: nn.Module, names: Mapping[str, Any]) -> _Probed:
-    """The cache that one call on two tokens leaves, and what the embedding of a token looks like."""
-    from transformers import DynamicCache
-
-    probed = _Probed(None)
-    table = model.get_input_embeddings()
-    calls: list[torch.Tensor] = []
-    handle = table.register_forward_hook(lambda module, args, output: calls.append(output))
-    device = next(model.parameters()).device
-    given: dict[str, Any] = {"input_ids": torch.zeros(1, 2, dtype=torch.int64, device=device), "use_cache": True}
-    if not _own_cache(model):
-        probed.cache = given[cache_argument(names)] = DynamicCache(config=model.config)
-    try:
-        with torch.no_grad():
-            output = model(**given)
-    except Exception as error:
-        raise NotSupportedError(
-            "the model itself does not run with a cache", found=f"{type(error).__name__}: {str(error)[:200]}"
-        ) from error
-    finally:
-        handle.remove()
-    if probed.cache is None:
-        probed.cache = output[cache_argument(output)]
-    if len(calls) == 1 and isinstance(calls[0], torch.Tensor) and calls[0].dim() == 3:
-        probed.embedding = calls[0]
-    return probed
-
-
-def _own_cache(model: nn.Module) -> bool:
-    """Whether the model insists on a class of cache that its own module defines."""
-    from transformers.cache_utils import Cache
-
-    scope = vars(sys.modules[type(model).__module__]).values()
-    return any(isinstance(item, type) and issubclass(item, Cache) and _is_local(item, model) for item in scope)
-
-
-def _is_local(cls: type, model: nn.Module) -> bool:
-    return cls.__module__ == type(model).__module__
-
-
-def _layer_types(config: Any) -> list[str]:
-    from transformers.cache_utils import get_layer_types_and_kwargs
-
-    return list(getattr(config, "layer_types", None) or get_layer_types_and_kwargs(config)[0])
-
-
-def _kind(types: list[str], layer: int) -> str:
-    return types[layer] if layer < len(types) else "full_attention"
-
-
-def _geometry(cache: Any, types: list[str]) -> CacheGeometry:
-    groups: dict[str, CacheGroup] = {}
-    tensors: list[CacheTensor] = []
-    states: list[CacheState] = []
-    for index, layer in enumerate(cache.layers):
-        states.extend(_states(index, layer))
-        name = type(layer).__name__
-        if name == "DummyLayer" or not getattr(layer, "is_initialized", False):
-            continue
-        if not name.endswith(("DynamicLayer", "DynamicSlidingWindowLayer", "AttentionLayer")):
-            raise NotSupportedError(
-                f"layer {index} keeps {_kind(types, index)} state, which cached graphs do not hold",
-                found=name,
-                do="trace with cached=False: the uncached graph is complete",
-            )
-        group = _group(layer, _kind(types, index))
-        groups[group.name] = group
-        for role, tensor in (("keys", layer.keys), ("values", layer.values)):
-            heads, features = int(tensor.shape[1]), int(tensor.shape[3])
-            tensors.append(
-                CacheTensor(f"cache_{index}_{role}", index, role, group.name, heads, features, _text(tensor.dtype))
-            )
-    for index, state in enumerate(getattr(cache, "linear_cache", ())):
-        if isinstance(state, torch.Tensor):
-            states.append(_state(index, "recurrent_0", state))
-    if not tensors and not states:
-        raise NotSupportedError("the model keeps nothing in the cache it is given", found=type(cache).__name__)
-    return CacheGeometry(tuple(groups.values()), tuple(tensors), tuple(states))
-
-
-def _group(layer: Any, kind: str) -> CacheGroup:
-    reach = getattr(layer, "sliding_window", None)
-    if reach is None:
-        return CacheGroup("full")
-    if kind == "chunked_attention":
-        return CacheGroup(f"chunk{reach}", chunk=int(reach))
-    return CacheGroup(f"window{reach}", window=int(reach))
-
-
-def _states(index: int, layer: Any) -> Iterator[CacheState]:
-    for kind in ("conv", "recurrent"):
-        for number, tensor in (getattr(layer, f"{kind}_states", None) or {}).items():
-            if tensor is not None:
-                yield _state(index, f"{kind}_{number}", tensor)
-
-
-def _state(index: int, role: str, tensor: torch.Tensor) -> CacheState:
-    return CacheState(f"cache_{index}_{role}", index, role, tuple(tensor.shape[1:]), _text(tensor.dtype))
-
-
-def _text(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 # The trace's inputs -----------------------------------------------------------------------------------------------
@@ -319,7 +217,7 @@ def _embeddings(model: nn.Module, flat: Mapping[str, torch.Tensor]) -> Iterator[
     One graph for ids and embeddings, mixed at will, costs a comparison; a graph of its own for embeddings would cost
     as much to trace as the whole step.
     """
-    if "inputs_embeds" not in flat:
+    if "inputs_embeds" not in flat or "input_ids" not in flat:
         yield
         return
     table = model.get_input_embeddings()

@@ -124,21 +124,40 @@ def _trace_step(twin: nn.Module, wanted: bool | None, is_special: bool, hf: Any)
     if is_special and not wanted:
         return None, "traced for training, or with example inputs or sizes of the caller's own"
     try:
-        plan = hf.plan_cached(twin)
-        shapes = {name: dict.fromkeys(plan.dims[name], Dim.AUTO) for name in plan.tensors}
-        exported, template, layers = _export(twin, plan.tensors, shapes, plan.call, plan.dims, hf, training=False)
-        hf.refuse_fixed(plan, exported)
+        return _cached_unit(twin, hf.plan_cached(twin), hf), None
     except LayerGraphError as error:
         if wanted:
             raise
         return None, f"{error.what}: {error.found}" if error.found else error.what
+
+
+def trace_cached(module: nn.Module, *, half: str, embeddings: str, width: int) -> GraphUnit:
+    """The cached graph of a decoder alone, for its graph to be spliced into another.
+
+    Args:
+        half, embeddings, width: see :func:`layergraph.trace.cached.plan_cached`.
+
+    Raises:
+        NotSupportedError: it keeps what cached graphs do not hold. TraceError: it cannot be exported.
+    """
+    from layergraph.trace import hf
+
+    with _LOCK:
+        twin = isolate(module)
+        return _cached_unit(twin, hf.plan_cached(twin, half=half, embeddings=embeddings, width=width), hf)
+
+
+def _cached_unit(twin: nn.Module, plan: Any, hf: Any) -> GraphUnit:
+    shapes = {name: dict.fromkeys(plan.dims[name], Dim.AUTO) for name in plan.tensors}
+    exported, template, layers = _export(twin, plan.tensors, shapes, plan.call, plan.dims, hf, training=False)
+    hf.refuse_fixed(plan, exported)
     interface = Interface(
         arguments=tuple(plan.tensors),
         inputs=tuple(_graph_inputs(exported, plan.tensors, plan.dims, None)),
         outputs=tuple(_names(template)),
         template=template,
     )
-    return GraphUnit(exported, interface, layers, cache=plan.geometry), None
+    return GraphUnit(exported, interface, layers, cache=plan.geometry)
 
 
 def _try_eager(model: nn.Module, arguments: Mapping[str, Any]) -> None:
