@@ -4,7 +4,7 @@ The text is the standard library describing itself: the language reference that 
 docstrings of every module and, for one adapter, the functions' source. Nothing is downloaded. Three corpora come of it:
 
     base        reference topics and docstrings, English only, unwrapped    -> tokenizer and model
-    reference   the topics alone                                            -> adapter "reference"
+    reference   the topics as they are written: wrapped, indented, marked up -> adapter "reference"
     code        functions as ast.unparse writes them, without docstrings    -> adapter "code"
 
 One piece of text in twenty, chosen by its hash, is held out and never trained on: all losses quoted are on such pieces.
@@ -42,9 +42,20 @@ VOCABULARY = 2048
 CONTEXT, BATCH = 256, 8
 EOS = "<|endoftext|>"
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "pydoc_data"}
-PROMPTS = {"base": "The import statement", "reference": "The import statement", "code": "def read(self, size=-1):"}
+PROMPTS = {"base": "The import statement", "reference": "The import statement", "code": "def read"}
 PLAIN = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0x2013: "-", 0x2014: "-", 0x2026: "...", 0xA0: " "}
-SHADOW = {"r": 8, "shadow_num_hidden_layers": 1, "shadow_num_attention_heads": 2, "shadow_intermediate_size": 64}
+ADAPTERS = ("code", "reference")
+# After 60 steps on code, strength 1 and dropout 0.05 stood at 4.22 held out, peft's 0.1 and 0.2 at 4.77 (base: 5.86).
+# The auxiliary loss weighs four times peft's default, so that the shadow also writes something when it is detached.
+SHADOW = {
+    "r": 16,
+    "shadow_alpha": 1.0,
+    "shadow_dropout": 0.05,
+    "auxiliary_loss_weight": 0.2,
+    "shadow_num_hidden_layers": 1,
+    "shadow_num_attention_heads": 2,
+    "shadow_intermediate_size": 64,
+}
 console = Console()
 
 
@@ -89,6 +100,14 @@ def prose(text: str) -> Iterator[str]:
             yield flat
 
 
+def marked_up(text: str) -> Iterator[str]:
+    """The paragraphs of the text as they are written: indented, wrapped, examples and grammar among them."""
+    for block in re.split(r"\n\s*\n", text.expandtabs().translate(PLAIN)):
+        lines = "\n".join(line.rstrip() for line in block.splitlines() if line.strip())
+        if lines.isascii() and 20 <= len(lines) < 1200:
+            yield lines
+
+
 def functions(tree: ast.Module) -> Iterator[str]:
     """Every outer function of 3 to 30 lines as canonical source without its docstring."""
     nested: set[ast.AST] = set()
@@ -107,11 +126,11 @@ def corpora(max_code_bytes: int = 1_500_000) -> dict[str, Corpus]:
     """Base, reference and code, cut from this Python's own standard library in a fixed order."""
     from pydoc_data.topics import topics
 
-    result, seen = {name: Corpus() for name in ("base", "reference", "code")}, set()
+    result = {name: Corpus() for name in ("base", "reference", "code")}
+    seen, marked = set[str](), set[str]()
     for _, text in sorted(topics.items()):
-        paragraphs = list(prose(text))
-        result["reference"].add(paragraphs, set(seen))
-        result["base"].add(paragraphs, seen)
+        result["reference"].add(marked_up(text), marked)
+        result["base"].add(prose(text), seen)
     code, library = [], Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(library.rglob("*.py")):
         if SKIPPED_FOLDERS & set(path.relative_to(library).parts):
@@ -299,18 +318,18 @@ def stage_base(out: Path, corpus: dict[str, Corpus], seed: int, steps: int) -> N
     (out / "model" / "training.json").write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
 
 
-def stage_adapters(out: Path, corpus: dict[str, Corpus], seed: int, steps: int) -> None:
-    """One ShadowPEFT adapter for each of two corpora into <out>/adapters/<name>, on the frozen model."""
+def stage_adapters(out: Path, corpus: dict[str, Corpus], names: Iterable[str], seed: int, steps: int) -> None:
+    """A ShadowPEFT adapter for each of the corpora into <out>/adapters/<name>, on the frozen model."""
     import peft
 
-    for name in ("reference", "code"):
+    for name in names:
         folder, prompt = out / "adapters" / name, PROMPTS[name]
         model, tok = load_base(out)
         data = Data(name, corpus[name], tok)
         base, base_text = data.evaluate(model), greedy(model, tok, prompt)
         torch.manual_seed(seed)
         model = peft.get_peft_model(model, peft.ShadowConfig(task_type="CAUSAL_LM", **SHADOW))
-        entries = fit(model, data, seed, steps, lr=0.01)
+        entries = fit(model, data, seed, steps, lr=0.02)
         save(folder, model)
         model = peft.PeftModel.from_pretrained(load_base(out)[0], folder)
         entries["held_out"] = {"base": base, "adapter": data.evaluate(model)}
@@ -330,7 +349,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--stage", choices=("all", "base", "adapters"), default="all", help="default: all")
     parser.add_argument("--out", type=Path, default=DEMO, metavar="FOLDER", help="default: the package's demo folder")
     parser.add_argument("--seed", type=int, default=0, help="of weights, order and dropout (default: 0)")
-    parser.add_argument("--steps", type=int, help="batches of 8 x 256 tokens (default: 1700 base, 500 an adapter)")
+    parser.add_argument("--adapters", nargs="+", choices=ADAPTERS, default=ADAPTERS, help="which (default: both)")
+    parser.add_argument("--steps", type=int, help="batches of 8 x 256 tokens (default: 1700 base, 300 an adapter)")
     parser.add_argument("--threads", type=int, default=1, help="of torch (default: 1; two on busy cores are slower)")
     options = parser.parse_args(arguments)
 
@@ -342,7 +362,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.stage in ("all", "base"):
         stage_base(options.out, corpus, options.seed, options.steps or 1700)
     if options.stage in ("all", "adapters"):
-        stage_adapters(options.out, corpus, options.seed, options.steps or 500)
+        stage_adapters(options.out, corpus, options.adapters, options.seed, options.steps or 300)
 
 
 if __name__ == "__main__":

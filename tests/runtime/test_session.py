@@ -61,10 +61,11 @@ def test_logits_to_keep_counts_from_the_end_or_names_tokens(qwen3, batch):
     _, program = qwen3
     ids, mask = batch
     whole = run(program.session(), ids, mask)
-    assert torch.equal(program.session().step(ids, mask)["logits"], whole[:, -1:])
-    assert torch.equal(program.session().step(ids, mask, logits_to_keep=3)["logits"], whole[:, -3:])
     chosen = torch.tensor([2, 7])
-    assert torch.equal(program.session().step(ids, mask, logits_to_keep=chosen)["logits"], whole[:, chosen])
+    for keep, wanted in ((1, whole[:, -1:]), (3, whole[:, -3:]), (chosen, whole[:, chosen])):
+        logits = program.session().step(ids, mask, logits_to_keep=keep)["logits"]
+        # The head's product over fewer tokens is another shape for the BLAS: last bits may differ.
+        torch.testing.assert_close(logits, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_embeddings_are_ids_looked_up_and_may_be_mixed_with_them(each, batch):

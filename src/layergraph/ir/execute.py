@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
-from layergraph.errors import InputError
+from layergraph.ir import exported as torch_side
+from layergraph.ir.interface import holds, wrong_sizes
 from layergraph.ir.program import GraphUnit
 
 
@@ -33,34 +32,14 @@ def run_graph(unit: GraphUnit, tensors: Mapping[str, torch.Tensor]) -> dict[str,
     try:
         outputs = exported.graph_module(*arguments)
     except (RuntimeError, ValueError, IndexError) as error:
-        broken = _broken_conditions(unit, tensors)
+        # torch also records what it merely assumed, such as sizes other than 1: asked only when an op has failed.
+        broken = [text for text in torch_side.size_conditions(exported) if not holds(text, tensors)]
         if not broken:
             raise
-        raise InputError(
-            "the graph does not take inputs of these sizes",
-            expected="; ".join(broken[:2]),
-            found=", ".join(f"{name} {list(tensor.shape)}" for name, tensor in list(tensors.items())[:4]),
-            do="use sizes that meet the condition, or trace again with example_inputs of such sizes",
-        ) from error
+        raise wrong_sizes(broken, tensors) from error
     specs = exported.graph_signature.output_specs
     user = [value for spec, value in zip(specs, outputs, strict=True) if spec.kind is OutputKind.USER_OUTPUT]
     return dict(zip(unit.interface.outputs, user, strict=True))
-
-
-def _broken_conditions(unit: GraphUnit, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """Conditions on sizes that torch recorded with the graph and that these inputs do not meet, as people read them.
-
-    Asked for only when an op has failed: torch also records what it merely assumed, such as sizes other than 1.
-    """
-    broken = []
-    for condition in unit.exported._guards_code:
-        text = re.sub(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]", r"\1.shape[\2]", condition)
-        sizes = re.sub(r"(\w+)\.shape\[(\d+)\]", lambda m: str(tensors[m[1]].shape[int(m[2])]), text)
-        if "**" not in sizes and re.fullmatch(r"[\d\s()+\-*/%<>=!]+", sizes):
-            with contextlib.suppress(ZeroDivisionError, SyntaxError):
-                if not eval(sizes, {"__builtins__": {}}):  # only digits and operators, as the pattern above says
-                    broken.append(text)
-    return broken
 
 
 __all__ = ["run_graph"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -145,6 +146,12 @@ def graph_input(
     return GraphInput(name, shape_of(value), str(value.dtype).removeprefix("torch."), default, tuple(limits))
 
 
+def size_conditions(exported: ExportedProgram) -> list[str]:
+    """What torch noted about the sizes of inputs while tracing, as Python over ``name.shape[dim]``."""
+    noted = getattr(exported, "_guards_code", None) or ()
+    return list(dict.fromkeys(re.sub(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]", r"\1.shape[\2]", text) for text in noted))
+
+
 def op_name(target: Any) -> str:
     return str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", str(target))
 
@@ -242,5 +249,6 @@ __all__ = [
     "op_name",
     "same_value",
     "shape_of",
+    "size_conditions",
     "with_state",
 ]

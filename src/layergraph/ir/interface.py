@@ -84,6 +84,8 @@ class Interface:
         baked: arguments that were given at trace time and are not tensors: their values are part of the graph.
         prologue: ``{"name", "version", "params"}`` of the host code that makes the graph's inputs from the
             model's own, or None.
+        conditions: what must hold of the sizes for the graph to be right (``(ids.shape[1] + 63) // 64 == 2`` where
+            the model loops over chunks of text), as Python over inputs by name.
     """
 
     arguments: tuple[str, ...]
@@ -92,6 +94,7 @@ class Interface:
     template: Template
     baked: Mapping[str, Any] = field(default_factory=dict)
     prologue: Mapping[str, Any] | None = None
+    conditions: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -101,6 +104,7 @@ class Interface:
             "template": self.template,
             "baked": dict(self.baked),
             "prologue": self.prologue,
+            "conditions": list(self.conditions),
         }
 
     @classmethod
@@ -112,6 +116,7 @@ class Interface:
             template=data["template"],
             baked=data["baked"],
             prologue=data["prologue"],
+            conditions=tuple(data.get("conditions", ())),
         )
 
     @property
@@ -153,6 +158,8 @@ class Interface:
                 value = self._default(item, tensors, given)
             _check_tensor(item, value, sizes)
             tensors[item.name] = value
+        if broken := [text for text in self.conditions if not holds(text, tensors)]:
+            raise wrong_sizes(broken, tensors)
         return tensors
 
     def _default(self, item: GraphInput, done: Mapping[str, Any], given: Mapping[str, Any]) -> torch.Tensor:
@@ -166,6 +173,33 @@ class Interface:
             )
         make = torch.ones if kind == "ones_like" else torch.zeros
         return make(like.shape[: len(item.shape)], dtype=getattr(torch, item.dtype), device=like.device)
+
+
+_SIZE = re.compile(r"(\w+)\.shape\[(\d+)\]")
+_ARITHMETIC = re.compile(r"(?:[\d\s()+\-*/%<>=!,]|max|min|or|and)+")
+
+
+def holds(condition: str, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a condition on sizes is met; one that cannot be worked out is."""
+    text = _SIZE.sub(lambda found: str(tensors[found[1]].shape[int(found[2])]), condition)
+    if "**" in text or not _ARITHMETIC.fullmatch(text):
+        return True
+    try:
+        # Only digits and operators, as the pattern above says.
+        return bool(eval(text, {"__builtins__": {}}, {"max": max, "min": min}))
+    except (ArithmeticError, SyntaxError, TypeError, ValueError):
+        return True
+
+
+def wrong_sizes(broken: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> InputError:
+    """The error for sizes that break conditions under which the graph was traced."""
+    told = {found[0] for text in broken for found in _SIZE.findall(text)}
+    return InputError(
+        "the graph does not take inputs of these sizes",
+        expected="; ".join(sorted(broken, key=len)[:2]),
+        found=", ".join(f"{name} {list(tensors[name].shape)}" for name in tensors if name in told),
+        do="use sizes that meet the condition, or trace again with example_inputs of such sizes",
+    )
 
 
 def flat_name(argument: str, keys: Sequence[Any]) -> str:
@@ -263,10 +297,10 @@ def place_in_template(template: Template, place: tuple[str | int, ...], leaf: Te
 def drop_from_template(template: Template, name: str) -> Template:
     """A copy of ``template`` without the output ``name``; a field left with nothing in it is None, or gone."""
 
-    def holds(node: Template) -> bool:
+    def has_output(node: Template) -> bool:
         if isinstance(node, dict):
-            return "$" in node or any(holds(child) for child in node.values())
-        return isinstance(node, list) and any(holds(child) for child in node)
+            return "$" in node or any(has_output(child) for child in node.values())
+        return isinstance(node, list) and any(has_output(child) for child in node)
 
     def walk(node: Template) -> Template:
         if not isinstance(node, dict) or "const" in node:
@@ -281,7 +315,7 @@ def drop_from_template(template: Template, name: str) -> Template:
         fields: dict[str, Template] = {}
         for field_name, child in node[key].items():
             rest = walk(child)
-            if rest == child or holds(rest):
+            if rest == child or has_output(rest):
                 fields[field_name] = rest
             elif declared:
                 fields[field_name] = None
@@ -345,5 +379,7 @@ __all__ = [
     "fill_template",
     "flat_name",
     "flatten_argument",
+    "holds",
     "place_in_template",
+    "wrong_sizes",
 ]

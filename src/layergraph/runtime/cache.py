@@ -199,8 +199,12 @@ class DualCache(Cache):
     # Stepping -----------------------------------------------------------------------------------------------------
 
     def max_tokens(self) -> int | None:
-        """Tokens that can be written in one call, None for any number (windows hold only so many more)."""
-        return self.chunk if any(group.reach is not None for group in self.geometry.groups) else None
+        """Tokens that can be written in one call, None for any number.
+
+        Windows hold only so many more than they reach, and what layers with states need grows with tokens squared.
+        """
+        is_limited = self.geometry.states or any(group.reach is not None for group in self.geometry.groups)
+        return self.chunk if is_limited else None
 
     def reserve(self, real: torch.Tensor) -> None:
         """Make room for new tokens; ``real`` is ``bool [batch, tokens]`` on the CPU, False for padding.

@@ -153,6 +153,8 @@ def build_backbone(
     )
     if shares and not keeps_embeddings and isinstance(getattr(module, "embed_tokens", None), nn.Module):
         del module.embed_tokens
+    # Asked for where it is wanted; some models fail with the cache that they would make by themselves.
+    module.config.use_cache = False
     for part in (module, projection):
         if part is not None:
             part.to(device=base.device, dtype=base.dtype)

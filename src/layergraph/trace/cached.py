@@ -39,12 +39,10 @@ from layergraph.trace.cached_kinds import adapted, counts_columns, refuse_kinds
 from layergraph.trace.cached_layers import traced_cache
 from layergraph.trace.cached_masks import visible, write_positions
 from layergraph.trace.cached_probe import geometry_of, insists_on_cache, kind_of, layer_types, probe
+from layergraph.trace.hf_inputs import longest_chunk
 
 # Sizes at trace time: no two equal, none that torch would fix.
 _BATCH, _TOKENS, _SLOTS, _KEPT = 2, 5, 24, 3
-# Models with states cut text into chunks, the longest upstream has without saying so in its config. A trace of one
-# chunk would fix their number.
-_CHUNK = 64
 # A step takes at least that many tokens at once.
 _LEAST_TOKENS = 128
 
@@ -105,7 +103,7 @@ def plan_cached(model: nn.Module, *, half: str = "", embeddings: str = "either",
     probed = probe(model, names, example)
     geometry = geometry_of(probed.cache, types, half)
     embedding = {"either": probed.embedding, "only": example, "never": None}[embeddings]
-    n_tokens = _TOKENS + (_longest_chunk(model.config) if geometry.states else 0)
+    n_tokens = _TOKENS + (longest_chunk(model.config) if geometry.states else 0)
     tensors, dims = _examples(geometry, weight.device, n_tokens, embedding, "logits_to_keep" in names)
     if main != "input_ids":
         del tensors["input_ids"], dims["input_ids"]
@@ -142,12 +140,14 @@ def plan_cached(model: nn.Module, *, half: str = "", embeddings: str = "either",
     return CachedCall(geometry, tensors, dims, call)
 
 
-def refuse_fixed(plan: CachedCall, exported: ExportedProgram) -> None:
+def refuse_fixed(plan: CachedCall, exported: ExportedProgram, conditions: tuple[str, ...]) -> None:
     """Refuse a graph that holds for some lengths only: loops over tokens in Python, and branches on their number.
 
     Raises:
         NotSupportedError: names the input and what is fixed.
     """
+    for condition in conditions:
+        raise _one_length(condition)
     values = {node.name: node.meta["val"] for node in exported.graph.find_nodes(op="placeholder")}
     for name, node in zip(plan.tensors, exported.graph_signature.user_inputs, strict=True):
         for dim, label in plan.dims[name].items():
@@ -161,19 +161,18 @@ def refuse_fixed(plan: CachedCall, exported: ExportedProgram) -> None:
             elif label == "tokens" and bounds is not None and bounds.upper < _LEAST_TOKENS:
                 found = f"{label} <= {bounds.upper}"
             if found is not None:
-                raise NotSupportedError(
-                    "the model's code branches or loops on lengths, so one graph cannot stand for prefill and decode",
-                    found=f"{found} in {name}",
-                    do="trace with cached=False: the uncached graph is complete",
-                )
+                raise _one_length(f"{found} in {name}")
+
+
+def _one_length(found: str) -> NotSupportedError:
+    return NotSupportedError(
+        "the model's code branches or loops on lengths, so one graph cannot stand for prefill and decode",
+        found=found,
+        do="trace with cached=False: the uncached graph is complete",
+    )
 
 
 # The trace's inputs -----------------------------------------------------------------------------------------------
-
-
-def _longest_chunk(config: Any) -> int:
-    sizes = [value for name, value in config.to_dict().items() if name.endswith("chunk_size")]
-    return max([_CHUNK, *(size for size in sizes if isinstance(size, int))])
 
 
 def _examples(

@@ -22,6 +22,7 @@ from layergraph.ir.interface import GraphInput, Interface, Template
 from layergraph.ir.layers import LayerIndex
 from layergraph.ir.program import GraphUnit, ModelInfo, Program
 from layergraph.ir.weights import WeightMap
+from layergraph.trace.conditions import conditions
 from layergraph.trace.flatten import FlatInputs, bind_example, flatten_inputs, flatten_output, forward_arguments
 from layergraph.trace.isolate import isolate
 from layergraph.trace.marks import Recorder, qualified
@@ -94,6 +95,7 @@ def trace(
             template=template,
             baked={name: value for name, value in flat.baked.items() if name in arguments},
             prologue=prologue.to_dict() if prologue is not None else None,
+            conditions=conditions(exported),
         )
         info = ModelInfo(qualified(type(model)), training=training)
         if hf is not None:
@@ -150,13 +152,14 @@ def trace_cached(module: nn.Module, *, half: str, embeddings: str, width: int) -
 def _cached_unit(twin: nn.Module, plan: Any, hf: Any) -> GraphUnit:
     shapes = {name: dict.fromkeys(plan.dims[name], Dim.AUTO) for name in plan.tensors}
     exported, template, layers = _export(twin, plan.tensors, shapes, plan.call, plan.dims, hf, training=False)
-    hf.refuse_fixed(plan, exported)
     interface = Interface(
         arguments=tuple(plan.tensors),
         inputs=tuple(_graph_inputs(exported, plan.tensors, plan.dims, None)),
         outputs=tuple(_names(template)),
         template=template,
+        conditions=conditions(exported),
     )
+    hf.refuse_fixed(plan, exported, interface.conditions)
     return GraphUnit(exported, interface, layers, cache=plan.geometry)
 
 
@@ -371,4 +374,4 @@ def _aliases(exported: ExportedProgram) -> dict[str, str]:
     return {name: first[id(tensor)] for name, tensor in exported.state_dict.items() if first[id(tensor)] != name}
 
 
-__all__ = ["Progress", "shorten", "trace"]
+__all__ = ["Progress", "shorten", "trace", "trace_cached"]

@@ -6,6 +6,7 @@ a local counterpart.
 
 - chunked vision and audio attention: :func:`varlen_attention`, which also takes images of different size;
 - experts: :func:`traceable_experts`;
+- gated delta rules: :func:`traceable_delta_rules`;
 - ``torch.nn.functional.scaled_dot_product_attention`` through the MATH backend: not wanted. It decomposes attention
   into matmuls in the graph, and the guard it avoids comes from batch sizes that depend on data;
 - sliding-window cache layers as full layers: programs here are uncached, and masks carry the window;
@@ -23,6 +24,7 @@ from torch import nn
 
 from layergraph.errors import NotSupportedError
 from layergraph.trace.attention import packed_attentions, varlen_attention
+from layergraph.trace.hf_delta import traceable_delta_rules
 from layergraph.trace.hf_experts import traceable_experts
 from layergraph.trace.inputs import PACKED_DIMS
 
@@ -37,6 +39,7 @@ def hf_trace_context(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         _refuse_kernels(model)
         stack.enter_context(traceable_experts(model))
+        stack.enter_context(traceable_delta_rules(model))
         stack.enter_context(_equal_sizes(model))
         stack.enter_context(varlen_attention(model))
         yield

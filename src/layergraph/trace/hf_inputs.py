@@ -11,6 +11,9 @@ from torch import nn
 
 from layergraph.errors import InputError, TraceError
 
+# Layers that keep a summary of the past, and the longest chunk upstream has without saying so in a config.
+_STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "hybrid", "hybrid_sliding"}
+_CHUNK = 64
 _DEFAULTS = {"batch": 2, "sequence": 7, "decoder_sequence": 5, "images": 2}
 # Grids (t, h, w) in merged patches: different sizes, a video among them where there are three
 _GRIDS = ((1, 2, 3), (1, 4, 2), (2, 1, 3), (1, 3, 3))
@@ -46,7 +49,11 @@ class Request:
 
     def size(self, label: str, default: int | None = None) -> int:
         self.used.add(label)
-        value = self._sizes.get(label, _DEFAULTS.get(label, 0) if default is None else default)
+        if default is None:
+            default = _DEFAULTS.get(label, 0)
+            if label == "sequence" and _has_states(config := _text(self)):
+                default += longest_chunk(config)
+        value = self._sizes.get(label, default)
         if value < 1:
             raise InputError(f"{label} of {value} is no size")
         return value
@@ -82,6 +89,17 @@ def _needs_padding_token(request: Request) -> bool:
     """Heads that pool the last token find it by its padding token; without one they take a batch of one."""
     name = type(request.model).__name__
     return name.endswith("ForSequenceClassification") and request.get("pad_token_id", config=_text(request)) is None
+
+
+def longest_chunk(config: Any) -> int:
+    """Tokens that layers with states take at a time: they cut text into chunks, and a trace of one holds for one."""
+    sizes = [value for name, value in config.to_dict().items() if name.endswith("chunk_size")]
+    return max([_CHUNK, *(size for size in sizes if isinstance(size, int))])
+
+
+def _has_states(config: Any) -> bool:
+    types = getattr(config, "layer_types", None)
+    return isinstance(types, (list, tuple)) and bool(_STATE_LAYERS.intersection(types))
 
 
 def _text(request: Request) -> Any:
@@ -289,6 +307,7 @@ __all__ = [
     "audio",
     "image",
     "images_in_text",
+    "longest_chunk",
     "packed_patches",
     "text",
     "text_and_image",
