@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,10 @@ from torch._export.serde import serialize as serde
 from torch.export import ExportedProgram
 
 from layergraph.errors import FormatError
+from layergraph.ir.graph_check import check_graph
+
+# torch keeps the reader at work in a global, and refuses a second one: threads that load take turns.
+_LOCK = threading.Lock()
 
 
 def dump_graph(exported: ExportedProgram) -> bytes:
@@ -28,11 +33,12 @@ def load_graph(
     examples: Mapping[str, torch.Tensor] | None,
     name: str,
 ) -> ExportedProgram:
-    """An ExportedProgram from :func:`dump_graph`'s JSON over the given tensors. Nothing is unpickled.
+    """An ExportedProgram from :func:`dump_graph`'s JSON over the given tensors. Nothing is unpickled, no code is run.
 
     Raises:
-        FormatError: not such JSON, or written by a torch whose schema this one does not read.
+        FormatError: not such JSON, holding code, or written by a torch whose schema this one does not read.
     """
+    check_graph(data, name)
     artifact = serde.SerializedArtifact(
         exported_program=data,
         state_dict=state,
@@ -40,7 +46,8 @@ def load_graph(
         example_inputs=((), dict(examples)) if examples else b"",
     )
     try:
-        exported = serde.deserialize(artifact)
+        with _LOCK:
+            exported = serde.deserialize(artifact)
     except Exception as error:
         raise FormatError(
             f"the graph {name!r} cannot be read",
