@@ -316,7 +316,9 @@ def _fit_layer_lists(config: Any) -> None:
     if not isinstance(count, int):
         return
     types = getattr(config, "layer_types", None)
-    if types is not None:
+    declared = getattr(type(config), getattr(config, "attribute_map", {}).get("layer_types", "layer_types"), None)
+    # Where it is worked out from other fields (Mamba, Bamba, Jamba) it follows by itself; peft fails on those.
+    if types is not None and not (isinstance(declared, property) and declared.fset is None):
         types = list(types) or ["full_attention"]
         config.layer_types = [*types[:count], *[types[-1]] * (count - len(types))]
     limit = getattr(config, "max_window_layers", None)

@@ -103,7 +103,7 @@ def plan_cached(model: nn.Module, *, half: str = "", embeddings: str = "either",
     probed = probe(model, names, example)
     geometry = geometry_of(probed.cache, types, half)
     embedding = {"either": probed.embedding, "only": example, "never": None}[embeddings]
-    n_tokens = _TOKENS + (longest_chunk(model.config) if geometry.states else 0)
+    n_tokens = _TOKENS + longest_chunk(model.config)
     tensors, dims = _examples(geometry, weight.device, n_tokens, embedding, "logits_to_keep" in names)
     if main != "input_ids":
         del tensors["input_ids"], dims["input_ids"]

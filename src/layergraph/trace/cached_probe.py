@@ -33,8 +33,6 @@ def probe(model: nn.Module, names: Mapping[str, Any], example: torch.Tensor) -> 
     Raises:
         NotSupportedError: the model fails.
     """
-    from transformers import DynamicCache
-
     probed = Probed(None)
     calls: list[torch.Tensor] = []
     given: dict[str, Any] = {"use_cache": True}
@@ -47,7 +45,7 @@ def probe(model: nn.Module, names: Mapping[str, Any], example: torch.Tensor) -> 
         table = model.get_input_embeddings()
         handles.append(table.register_forward_hook(lambda module, args, output: calls.append(output)))
     if not insists_on_cache(model):
-        probed.cache = given[cache_argument(names)] = DynamicCache(config=model.config)
+        probed.cache = given[cache_argument(names)] = _probe_cache(model.config)
     try:
         with torch.no_grad():
             output = model(**given)
@@ -63,6 +61,20 @@ def probe(model: nn.Module, names: Mapping[str, Any], example: torch.Tensor) -> 
     if len(calls) == 1 and isinstance(calls[0], torch.Tensor) and calls[0].dim() == 3:
         probed.embedding = calls[0]
     return probed
+
+
+def _probe_cache(config: Any) -> Any:
+    """An empty cache, which has a length (none) for models without attention as well: upstream's raises there."""
+    from transformers import DynamicCache
+
+    class ProbeCache(DynamicCache):
+        def get_seq_length(self, layer_idx: int = 0) -> int:
+            return 0
+
+        def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+            return query_length, 0
+
+    return ProbeCache(config=config)
 
 
 def insists_on_cache(model: nn.Module) -> bool:

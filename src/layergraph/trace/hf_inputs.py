@@ -11,9 +11,8 @@ from torch import nn
 
 from layergraph.errors import InputError, TraceError
 
-# Layers that keep a summary of the past, and the longest chunk upstream has without saying so in a config.
+# Layers that keep a summary of the past.
 _STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "hybrid", "hybrid_sliding"}
-_CHUNK = 64
 _DEFAULTS = {"batch": 2, "sequence": 7, "decoder_sequence": 5, "images": 2}
 # Grids (t, h, w) in merged patches: different sizes, a video among them where there are three
 _GRIDS = ((1, 2, 3), (1, 4, 2), (2, 1, 3), (1, 3, 3))
@@ -50,9 +49,7 @@ class Request:
     def size(self, label: str, default: int | None = None) -> int:
         self.used.add(label)
         if default is None:
-            default = _DEFAULTS.get(label, 0)
-            if label == "sequence" and _has_states(config := _text(self)):
-                default += longest_chunk(config)
+            default = _DEFAULTS.get(label, 0) + (longest_chunk(_text(self)) if label == "sequence" else 0)
         value = self._sizes.get(label, default)
         if value < 1:
             raise InputError(f"{label} of {value} is no size")
@@ -92,14 +89,12 @@ def _needs_padding_token(request: Request) -> bool:
 
 
 def longest_chunk(config: Any) -> int:
-    """Tokens that layers with states take at a time: they cut text into chunks, and a trace of one holds for one."""
-    sizes = [value for name, value in config.to_dict().items() if name.endswith("chunk_size")]
-    return max([_CHUNK, *(size for size in sizes if isinstance(size, int))])
-
-
-def _has_states(config: Any) -> bool:
+    """Tokens that layers with states take at a time, 0 for all: a trace of one chunk would hold for one."""
     types = getattr(config, "layer_types", None)
-    return isinstance(types, (list, tuple)) and bool(_STATE_LAYERS.intersection(types))
+    if not isinstance(types, (list, tuple)) or not _STATE_LAYERS.intersection(types):
+        return 0
+    sizes = [value for name, value in config.to_dict().items() if name.endswith("chunk_size")]
+    return max((size for size in sizes if isinstance(size, int)), default=0)
 
 
 def _text(request: Request) -> Any:
