@@ -34,6 +34,17 @@ if TYPE_CHECKING:
 _FLAGS = ("use_cache", "return_dict", "output_attentions", "output_hidden_states", "output_router_logits")
 
 
+def _same(baked: Any, given: Any) -> bool:
+    """Whether an argument says what was traced; what comes from a folder has lists for tuples and texts for keys."""
+    if isinstance(baked, Mapping) and isinstance(given, Mapping):
+        left, right = ({str(key): value for key, value in item.items()} for item in (baked, given))
+        return left.keys() == right.keys() and all(_same(value, right[key]) for key, value in left.items())
+    if isinstance(baked, (tuple, list)) and isinstance(given, (tuple, list)):
+        return len(baked) == len(given) and all(map(_same, baked, given))
+    is_plain = all(item is None or isinstance(item, (bool, int, float, str)) for item in (baked, given))
+    return is_plain and bool(baked == given)
+
+
 class Program(AdapterMethods):
     """A traced model. A value: :meth:`apply` and :meth:`remove` give new programs, this one stays valid.
 
@@ -104,7 +115,9 @@ class Program(AdapterMethods):
     def _is_settled(self, name: str, value: Any) -> bool:
         """Whether an argument that is no input says only what the graph does anyway."""
         interface = self.ir.forward.interface
-        if value is None or (name in interface.baked and interface.baked[name] == value):
+        if name in interface.baked and _same(interface.baked[name], value):
+            return True
+        if value is None and (name in _FLAGS or interface.baked.get(name) in (None, False)):
             return True
         if name in _FLAGS:
             key = name.removeprefix("output_")
@@ -120,7 +133,7 @@ class Program(AdapterMethods):
             )
         return False
 
-    def generate(self, *args: Any, adapter: Any = ACTIVE, **kwargs: Any) -> Any:
+    def generate(self, *args: Any, adapter: Any = ACTIVE, engine: str = "eager", **kwargs: Any) -> Any:
         """transformers' own ``generate`` with all of its options, over the cached graph.
 
         Greedy, sampling, beams, assisted decoding (``assistant_model=other.for_generation()``), streamers, stopping
@@ -128,23 +141,32 @@ class Program(AdapterMethods):
 
         Args:
             adapter: the adapter of a woven shadow to use; the active one by default, None for the base model.
+            engine: ``eager`` replays the graph op by op, ``inductor`` compiles it first (once for a program).
 
         Raises:
             NotSupportedError: the program has no cached graph; says why.
         """
-        return self.for_generation(adapter=adapter).generate(*args, **kwargs)
+        return self.for_generation(adapter=adapter, engine=engine).generate(*args, **kwargs)
 
-    def for_generation(self, *, adapter: Any = ACTIVE) -> ProgramForGeneration:
+    def for_generation(self, *, adapter: Any = ACTIVE, engine: str = "eager") -> ProgramForGeneration:
         """The program as the kind of model that transformers' generation drives: as target or as assistant."""
         from layergraph.runtime.generate import ProgramForGeneration
 
-        return ProgramForGeneration(self.ir, chosen_adapter(self, adapter))
+        return ProgramForGeneration(self.ir, chosen_adapter(self, adapter), engine)
 
-    def session(self, *, capacity: int | None = None, cache: DualCache | None = None, adapter: Any = ACTIVE) -> Session:
+    def session(
+        self,
+        *,
+        engine: str = "eager",
+        capacity: int | None = None,
+        adapter: Any = ACTIVE,
+        cache: DualCache | None = None,
+    ) -> Session:
         """One conversation, stepped by hand: a cache and ``step(tokens)``, with one adapter from first to last."""
         from layergraph.runtime.session import Session
 
-        return Session(self.ir, cache, capacity=capacity, adapter=chosen_adapter(self, adapter))
+        name = chosen_adapter(self, adapter)
+        return Session(self.ir, cache, capacity=capacity, adapter=name, engine=engine)
 
     # Rewriting ----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,9 @@ import pytest
 import torch
 from shadow_oracle import padded_batch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
+
+import layergraph as lg
 
 INPUTS = padded_batch()
 
@@ -30,6 +33,30 @@ def test_torch_compile_recompiles_nothing(two, backend):
             found = compiled(**INPUTS, **program.adapter_inputs(name))["logits"]
             torch.testing.assert_close(found, wanted[name], atol=1e-5, rtol=0)
     assert counter.frame_count == 1
+
+
+@pytest.mark.slow
+def test_c6_the_dual_cache_under_torch_compile(twins):
+    """Prefill and decode of both halves; another adapter, another batch and a larger cache compile nothing more."""
+    program = lg.trace(twins.base).apply(lg.WeaveShadow(twins.folders["first"], name="first"))
+    program.add_adapter(twins.folders["second"], "second")
+    torch._dynamo.reset()
+    counters.clear()
+    given = {**INPUTS, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    program.generate(**given, engine="inductor", max_new_tokens=4)
+    graphs = counters["stats"]["unique_graphs"]
+    assert graphs <= 3  # many tokens and one, each with as many logits as are wanted
+    for turn in range(100):
+        name = ("first", "second")[turn % 2]
+        program.set_adapter(name)
+        if turn < 4:
+            wanted = program.generate(**given, max_new_tokens=80)  # past a bucket of 64 slots
+            assert torch.equal(program.generate(**given, engine="inductor", max_new_tokens=80), wanted)
+        session = program.session(engine="inductor")
+        logits = session.step(INPUTS["input_ids"][:2], logits_to_keep=0)["logits"]
+        eager = program.session().step(INPUTS["input_ids"][:2], logits_to_keep=0)["logits"]
+        torch.testing.assert_close(logits, eager, atol=1e-5, rtol=0)
+    assert counters["stats"]["unique_graphs"] == graphs
 
 
 @pytest.mark.slow

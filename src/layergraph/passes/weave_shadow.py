@@ -44,6 +44,8 @@ class WeaveShadow(Pass):
     state lies under ``shadow.backbone``; ``shadow.seed``, ``shadow.layers.N.inject`` and ``shadow.layers.N.update``
     can be tapped by path. The update after the last block changes nothing and is left out.
 
+    The cached graph is woven likewise: its backbone keeps keys and values of its own, the shadow's half of the cache.
+
     Adapter tensors and strength are inputs of the graph, filled in by the program from the adapter that a call
     chooses: another adapter is no other graph.
 

@@ -30,12 +30,13 @@ class ProgramForGeneration(PreTrainedModel, GenerationMixin):
     _supports_sdpa = True
     _is_stateful = False
 
-    def __init__(self, program: Program, adapter: str | None = None) -> None:
+    def __init__(self, program: Program, adapter: str | None = None, engine: str = "eager") -> None:
         config = _config_of(program)
         config._attn_implementation = "eager"  # says nothing about the graph; keeps transformers from choosing
         super().__init__(config)
         self._program = program
         self._adapter = adapter
+        self._engine = engine
         if program.shadow is not None and adapter is not None:
             program.shadow[adapter]  # raises if there is none
         generation = program.model.generation_config
@@ -89,7 +90,7 @@ class ProgramForGeneration(PreTrainedModel, GenerationMixin):
         if not isinstance(held, DualCache):
             raise InputError("not a cache of a program", expected="layergraph.DualCache", found=type(held).__name__)
         self._refuse_missing("step", kwargs)
-        session = Session(self._program, held, adapter=self._adapter)
+        session = Session(self._program, held, adapter=self._adapter, engine=self._engine)
         outputs = session.step(input_ids, attention_mask, position_ids, logits_to_keep, inputs_embeds=inputs_embeds)
         result = fill_template(session.unit.interface.template, outputs)
         result[CACHE_NAME] = held

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from layergraph.errors import InputError, NotSupportedError
-from layergraph.ir.execute import run_graph
 from layergraph.ir.program import GraphUnit, Program
 from layergraph.runtime.cache import DualCache
+from layergraph.runtime.engine import runner
 from layergraph.runtime.pieces import join
 
 
@@ -19,14 +19,15 @@ class Session:
         cache: to go on with; a new one by default.
         capacity: tokens that the new cache holds without growing.
         adapter: the adapter of a woven shadow that this conversation uses; None for the base model.
+        engine: ``eager`` replays the graph op by op, ``inductor`` compiles it at the first step.
 
     One session belongs to one thread; any number of them may run on one program.
 
     Raises:
         NotSupportedError: the program has no cached graph.
         NotFoundError: no adapter of that name.
-        InputError: the cache is of another program (one half where both are needed, say), or holds what another
-            adapter computed.
+        InputError: an unknown engine; the cache is of another program (one half where both are needed, say), or
+            holds what another adapter computed.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Session:
         *,
         capacity: int | None = None,
         adapter: str | None = None,
+        engine: str = "eager",
     ) -> None:
         self.program = program
         device = next(iter(program.state.values())).device
@@ -43,6 +45,8 @@ class Session:
         self.unit: GraphUnit = program["step"]
         self.cache.check(self.unit.cache)
         self.adapter = program.shadow[adapter] if program.shadow is not None and adapter is not None else None
+        self.engine = engine
+        self._run_graph = runner(self.unit, engine)
         self._adapter_inputs = program.adapter_inputs("step", adapter)
         self.cache.check_writer(self.adapter)
         self._names = set(self.unit.interface.input_names)
@@ -125,7 +129,7 @@ class Session:
             given["inputs_embeds"] = torch.zeros(shape, dtype=getattr(torch, self._embeds.dtype), device=ids.device)
         kept = {name: value.contiguous() for name, value in given.items() if name in self._names}
         with torch.no_grad():
-            outputs = run_graph(self.unit, self.unit.interface.check(kept))
+            outputs = self._run_graph(self.unit.interface.check(kept))
         self.cache.advance(real)
         return outputs
 
