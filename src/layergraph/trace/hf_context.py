@@ -7,6 +7,7 @@ a local counterpart.
 - chunked vision and audio attention: :func:`varlen_attention`, which also takes images of different size;
 - experts: :func:`traceable_experts`;
 - gated delta rules: :func:`traceable_delta_rules`;
+- masks that upstream builds with vmap: :func:`broadcast_masks`;
 - ``torch.nn.functional.scaled_dot_product_attention`` through the MATH backend: not wanted. It decomposes attention
   into matmuls in the graph, and the guard it avoids comes from batch sizes that depend on data;
 - sliding-window cache layers as full layers: programs here are uncached, and masks carry the window;
@@ -26,6 +27,7 @@ from layergraph.errors import NotSupportedError
 from layergraph.trace.attention import packed_attentions, varlen_attention
 from layergraph.trace.hf_delta import traceable_delta_rules
 from layergraph.trace.hf_experts import traceable_experts
+from layergraph.trace.hf_masks import broadcast_masks
 from layergraph.trace.inputs import PACKED_DIMS
 
 
@@ -40,6 +42,7 @@ def hf_trace_context(model: nn.Module) -> Iterator[None]:
         _refuse_kernels(model)
         stack.enter_context(traceable_experts(model))
         stack.enter_context(traceable_delta_rules(model))
+        stack.enter_context(broadcast_masks())
         stack.enter_context(_equal_sizes(model))
         stack.enter_context(varlen_attention(model))
         yield
