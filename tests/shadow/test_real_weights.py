@@ -34,6 +34,10 @@ def test_sixty_four_greedy_tokens_equal_uncached_peft_past_the_window(tmp_path):
     window = base.config.sliding_window
     ids = tokenizer(PROMPT * 11, return_tensors="pt").input_ids[:, : window - 20]  # the 64 tokens pass the window
     peft_model = with_adapter(copy.deepcopy(base), shadow_alpha=0.1, seed=3)
+    with torch.no_grad():
+        for name, tensor in peft_model.named_parameters():
+            if "shadow_" in name:
+                tensor.mul_(0.3)  # weak enough for text that does not fall into a rut, where tokens are easily equal
     options = {"max_new_tokens": 64, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
     started = time.perf_counter()

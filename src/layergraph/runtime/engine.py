@@ -27,8 +27,8 @@ def runner(unit: GraphUnit, engine: str) -> Runner:
     """A function from every input of ``unit`` by name to its outputs by name.
 
     Args:
-        engine: ``eager`` runs op by op; ``inductor`` compiles the graph at the first call, once for prefill (many
-            tokens) and once for decode (one), with all other sizes left open.
+        engine: ``eager`` runs op by op; ``inductor`` compiles the graph at the first call. Sizes are left open but for
+            ones, which torch compiles apart: a prompt of many tokens and a single one, a batch and a single row.
 
     Raises:
         InputError: another engine.
@@ -42,7 +42,17 @@ def runner(unit: GraphUnit, engine: str) -> Runner:
         if compiled is None:
             compiled = torch.compile(unit.exported.module(), dynamic=True, fullgraph=True)
             _COMPILED[unit.exported] = compiled
-    return lambda tensors: dict(compiled(**tensors))
+    named = [(item.name, dim, size) for item in unit.interface.inputs for dim, size in enumerate(item.shape)]
+    open_sizes = [(name, dim) for name, dim, size in named if isinstance(size, str)]
+
+    def run(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name, dim in open_sizes:
+            # Said outright: 64 slots beside 64 features are taken for the same size, and fixed with it.
+            if tensors[name].shape[dim] > 1:
+                torch._dynamo.maybe_mark_dynamic(tensors[name], dim)
+        return dict(compiled(**tensors))
+
+    return run
 
 
 __all__ = ["ENGINES", "Runner", "runner"]
