@@ -17,7 +17,8 @@ from layergraph.ir.adapter import Adapter, Shadow, no_shadow
 from layergraph.ir.program import Program
 from layergraph.passes.base import Pass
 from layergraph.passes.weave_shadow import WeaveShadow
-from layergraph.trace.adapter_plan import join_adapter, plan_shadow
+from layergraph.trace.adapter_join import join_adapter
+from layergraph.trace.adapter_plan import plan_shadow
 from layergraph.trace.adapter_read import AdapterSource, read_adapter
 from layergraph.trace.peft_model import is_peft_model
 
@@ -49,19 +50,20 @@ class AdapterMethods:
         """The adapter that a call uses which names none; None for the base model."""
         return chosen_adapter(self)
 
-    def add_adapter(self, folder: Any, name: str) -> None:
+    def add_adapter(self, folder: Any, name: str, *, pad: bool = False) -> None:
         """Hold one more adapter, ready to be chosen. Nothing is traced or compiled.
 
         Args:
             folder: what peft's ``save_pretrained`` wrote, a Hub id, or a PeftModel.
             name: what it is called from now on.
+            pad: fill one of a smaller rank or update width up with zeros, which change nothing; it is saved so.
 
         Raises:
             InputError: it is of another kind, differs from the others in what is part of the graph, has a tensor too
                 few or too many, or the name is taken. The program is unchanged then.
             MissingFileError, FormatError, NotSupportedError: see :class:`layergraph.WeaveShadow`.
         """
-        self._change(lambda program: add_adapter(program, folder, name))
+        self._change(lambda program: add_adapter(program, folder, name, pad=pad))
 
     def set_adapter(self, name: str) -> None:
         """Use another adapter from now on.
@@ -190,7 +192,7 @@ def _named(sources: dict[str, AdapterSource], name: str | None) -> dict[str, Ada
     return {name or first: sources[first], **{other: sources[other] for other in others}}
 
 
-def add_adapter(program: Program, source: Any, name: str) -> Program:
+def add_adapter(program: Program, source: Any, name: str, *, pad: bool = False) -> Program:
     """The program with one more adapter.
 
     Raises:
@@ -202,7 +204,7 @@ def add_adapter(program: Program, source: Any, name: str) -> Program:
         chosen = found[name]
     else:
         chosen = next(iter(found.values()))
-    adapter = join_adapter(shadow, name, chosen, training=program.model.training)
+    adapter = join_adapter(shadow, name, chosen, training=program.model.training, pad=pad)
     shadow = shadow.with_adapter(adapter)
     return program.evolve(shadow=shadow if shadow.active is not None else shadow.with_active(name))
 

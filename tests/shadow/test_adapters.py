@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import threading
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from shadow_oracle import oracle, padded_batch
+from shadow_oracle import oracle, padded_batch, with_adapter
 
 import layergraph as lg
 from layergraph.passes.weave_shadow import WeaveShadow
@@ -240,6 +242,25 @@ def test_bad_adapters_are_named_and_change_nothing(twins, tmp_path, what, text, 
         with pytest.raises(kind, match=text):
             source.apply(WeaveShadow(tmp_path / "bad"))
         assert source.ir.shadow is None
+
+
+def test_row9_a_smaller_adapter_in_a_padded_slot(twins, tmp_path):
+    """Rank and update width filled up with zeros: the outputs are its own, and peft loads what is saved."""
+    small = with_adapter(copy.deepcopy(twins.base), r=4, update_hidden_size=6, seed=5)
+    small.save_pretrained(str(tmp_path / "small"))
+    program = twins.fresh()
+    with pytest.raises(ValueError, match=r"differs .* in r,[\s\S]*pad=True"):
+        program.add_adapter(tmp_path / "small", "small")
+    program.add_adapter(tmp_path / "small", "small", pad=True)
+    wanted = oracle(small, INPUTS).logits
+    torch.testing.assert_close(program(**INPUTS, adapter="small").logits, wanted, rtol=0, atol=1e-5)
+    program.save(tmp_path / "saved")
+    folder = next((tmp_path / "saved" / "adapters").glob("*small*"))
+    again = PeftModel.from_pretrained(copy.deepcopy(twins.base), str(folder))
+    torch.testing.assert_close(oracle(again.eval(), INPUTS).logits, wanted, rtol=0, atol=1e-5)
+    large = with_adapter(copy.deepcopy(twins.base), r=16)
+    with pytest.raises(ValueError, match=r"differs .* in r,[\s\S]*program"):
+        program.add_adapter(large, "large", pad=True)
 
 
 def test_folders_that_are_no_adapters(twins, tmp_path):

@@ -46,11 +46,13 @@ def runner(unit: GraphUnit, engine: str) -> Runner:
     open_sizes = [(name, dim) for name, dim, size in named if isinstance(size, str)]
 
     def run(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        # The same memory under tensors that are views of nothing: torch would compile for the sizes of their bases.
+        given = {name: tensor.data for name, tensor in tensors.items()}
         for name, dim in open_sizes:
             # Said outright: 64 slots beside 64 features are taken for the same size, and fixed with it.
-            if tensors[name].shape[dim] > 1:
-                torch._dynamo.maybe_mark_dynamic(tensors[name], dim)
-        return dict(compiled(**tensors))
+            if given[name].shape[dim] > 1:
+                torch._dynamo.maybe_mark_dynamic(given[name], dim)
+        return dict(compiled(**given))
 
     return run
 

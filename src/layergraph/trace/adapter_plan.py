@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from layergraph.errors import InputError, LayerGraphError, NotSupportedError
-from layergraph.ir.adapter import Adapter, AdapterSlot, SavedModule, Shadow, ShadowPlan
+from layergraph.errors import LayerGraphError, NotSupportedError
+from layergraph.ir.adapter import AdapterSlot, SavedModule, Shadow, ShadowPlan
 from layergraph.ir.cache_geometry import SHADOW
 from layergraph.ir.program import GraphUnit, Program
 from layergraph.trace.adapter_backbone import Backbone, BaseLayout, build_backbone, describe_base, embedding_width
 from layergraph.trace.adapter_config import ShadowSettings, find_blocks
+from layergraph.trace.adapter_join import join_adapter
 from layergraph.trace.adapter_read import AdapterSource
 from layergraph.trace.export import trace_cached
 from layergraph.trace.span import trace_span
@@ -113,40 +114,6 @@ def describe_geometry(
         "task_type": settings.task_type,
     }
     return {**geometry, "shadow_dropout": settings.shadow_dropout} if training else geometry
-
-
-def join_adapter(shadow: Shadow, name: str, source: AdapterSource, *, training: bool) -> Adapter:
-    """One more adapter for a program that has a shadow already.
-
-    Raises:
-        InputError: it differs in what is part of the graph, or its tensors do not fit.
-    """
-    settings, known = source.settings, shadow.geometry
-    blocks = find_blocks(settings, known["stack"], by_index=source.tensors is None)
-    found = {
-        "blocks": list(blocks),
-        "r": settings.r,
-        "update_hidden_size": settings.update_size,
-        "shadow_hidden_size": settings.shadow_hidden_size or known["width"],
-        "shadow_num_hidden_layers": settings.shadow_num_hidden_layers or 1,
-        "modules_to_save": list(settings.modules_to_save or ()),
-    }
-    for key, value in known.items():
-        if key in ("stack", "width", "takes_embeddings"):
-            continue  # these follow from the model and the others
-        if (other := found.get(key, getattr(settings, key, None))) != value:
-            raise InputError(
-                f"adapter {name!r} differs from the program's adapters in {key}, which is part of the graph",
-                pass_name=_PASS,
-                expected=f"{key}={value!r}",
-                found=f"{key}={other!r}",
-                do="weave it into a program of its own",
-            )
-    if source.tensors is None:
-        raise NotSupportedError(
-            "a fresh adapter beside others", pass_name=_PASS, do="save it first, then add the folder"
-        )
-    return shadow.fit(name, source.config, source.tensors, training=training)
 
 
 def _slots(
@@ -376,4 +343,4 @@ def _exact(config: Mapping[str, Any], blocks: tuple[str, ...]) -> dict[str, Any]
     return {**config, **plain, "target_modules": list(blocks)}
 
 
-__all__ = ["describe_geometry", "has_loss", "join_adapter", "plan_shadow"]
+__all__ = ["describe_geometry", "has_loss", "plan_shadow"]
