@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     )
     from layergraph.program import Program
     from layergraph.runtime.cache import DualCache
+    from layergraph.trace.adapter_detach import DetachedShadow
 
 __version__ = "0.1.0"
 
 # Where each public name lives. Loaded when first asked for: the command line answers --help without importing torch.
 _HOMES = {
+    "DetachedShadow": "layergraph.trace.adapter_detach",
     "DualCache": "layergraph.runtime.cache",
     "Edit": "layergraph.ir.edit",
     "Findings": "layergraph.passes",
@@ -77,6 +79,7 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 __all__ = [
+    "DetachedShadow",
     "DualCache",
     "Edit",
     "Findings",

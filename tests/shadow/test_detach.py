@@ -10,6 +10,7 @@ from shadow_oracle import padded_batch, tiny_decoder, weave, with_adapter
 
 import layergraph as lg
 from layergraph.passes.weave_shadow import WeaveShadow
+from layergraph.trace.adapter_detach import DetachedShadow
 
 CONFIGS = {
     "llama": {},
@@ -56,6 +57,43 @@ def test_shared_and_copied_tensors():
     small = lg.trace(copied, cached=False)
     torch.testing.assert_close(small(**inputs).logits, expected, atol=1e-5, rtol=0)
     assert small.ir.n_parameters < program.ir.n_parameters + 10**6
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_row11_saved_complete_and_a_program_that_generates(family, tmp_path):
+    """Embeddings included, tied or shared with the base as they may be; the program of it saves and loads as well."""
+    base = tiny_decoder(family)
+    program = weave(base, WeaveShadow(with_adapter(copy.deepcopy(base), **CONFIGS[family])))
+    inputs = padded_batch()
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    for copied in (False, True):
+        detached = program.detach_shadow(copy=copied)
+        expected = detached.generate(**inputs, use_cache=False, **options)
+        detached.save_pretrained(tmp_path / f"shadow-{copied}")
+        again = DetachedShadow.from_pretrained(tmp_path / f"shadow-{copied}")
+        with torch.no_grad():
+            assert torch.equal(again(**inputs).logits, detached(**inputs).logits)
+    small = lg.trace(again)
+    assert torch.equal(small.generate(**inputs, **options), expected)
+    small.save(tmp_path / "small")
+    assert torch.equal(lg.load(tmp_path / "small").generate(**inputs, **options), expected)
+    (tmp_path / "shadow-True" / "model.safetensors").write_bytes(b"\0" * 40)
+    with pytest.raises(ValueError, match="saved shadow cannot be read"):
+        DetachedShadow.from_pretrained(tmp_path / "shadow-True")
+
+
+@pytest.mark.slow
+def test_row11_a_package_of_its_own(tmp_path):
+    base = tiny_decoder("llama")
+    program = weave(base, WeaveShadow(with_adapter(copy.deepcopy(base))))
+    detached = program.detach_shadow(copy=True)
+    exported = lg.trace(detached, cached=False).exported
+    path = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "shadow.pt2"))
+    runner = torch._inductor.aoti_load_package(path)
+    inputs = padded_batch(3, rows=2, length=12)
+    with torch.no_grad():
+        expected = detached(**inputs).logits
+    torch.testing.assert_close(runner(**inputs)["logits"], expected, atol=1e-5, rtol=0)
 
 
 def test_detached_classifier():

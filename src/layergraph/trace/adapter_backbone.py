@@ -83,12 +83,12 @@ def describe_base(program: Program) -> BaseLayout:
             pass_name=_PASS,
             found=info.cls,
         )
-    config = _find_class(info.config_class).from_dict(dict(info.config))
+    config = find_class(info.config_class).from_dict(dict(info.config))
     if info.attention is not None:
         config._attn_implementation = info.attention
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            skeleton = _find_class(info.cls)(config)
+            skeleton = find_class(info.cls)(config)
     except LayerGraphError:
         raise
     except Exception as error:
@@ -230,7 +230,7 @@ def _projected(source: str, raw: dict[str, Any]) -> tuple[Any, nn.Linear]:
     return module, projection
 
 
-def _find_class(qualified: str) -> Any:
+def find_class(qualified: str) -> Any:
     """The class named ``module:qualname``: of transformers, or of a module that the caller has imported already."""
     module_name, _, name = qualified.partition(":")
     if module_name.partition(".")[0] == "transformers":
@@ -326,4 +326,4 @@ def _fit_layer_lists(config: Any) -> None:
         config.max_window_layers = count
 
 
-__all__ = ["Backbone", "BaseLayout", "build_backbone", "describe_base", "embedding_width"]
+__all__ = ["Backbone", "BaseLayout", "build_backbone", "describe_base", "embedding_width", "find_class"]

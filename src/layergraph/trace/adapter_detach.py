@@ -6,28 +6,33 @@
 from __future__ import annotations
 
 import inspect
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast, SequenceClassifierOutput
 
-from layergraph.errors import NotSupportedError
+from layergraph.errors import FormatError, LayerGraphError, MissingFileError, NotSupportedError
 from layergraph.ir.adapter import Adapter
 from layergraph.ir.program import Program
-from layergraph.trace.adapter_backbone import build_backbone, describe_base
+from layergraph.trace.adapter_backbone import build_backbone, describe_base, find_class
 from layergraph.trace.adapter_config import read_config
 
 _BACKBONE = "base_model.shadow_backbone.default."
 _PROJECTION = "base_model.shadow_projection.default.weight"
 _HEAD = "base_model.shadow_head.default."
+_WEIGHTS, _SHAPE = "model.safetensors", "shadow.json"
 
 
 class DetachedShadow(PreTrainedModel, GenerationMixin):
     """A shadow network without its base. Called and generates like any causal model, or classifies.
 
-    Its embeddings are part of it, so what is saved is complete. Trace it for a small program of its own:
+    Its embeddings are part of it, so what is saved is complete: ``save_pretrained`` writes it, and
+    ``DetachedShadow.from_pretrained`` reads it. Trace it for a small program of its own:
     ``layergraph.trace(detached)``.
     """
 
@@ -46,6 +51,54 @@ class DetachedShadow(PreTrainedModel, GenerationMixin):
         self.classifies = classifies
         self.generation_config = GenerationConfig.from_model_config(self.config) if self.can_generate() else None
         self._cache_name = "cache" if "cache" in inspect.signature(backbone.forward).parameters else "past_key_values"
+
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
+        """Write ``config.json`` (of the backbone), ``model.safetensors`` and ``shadow.json``, every tensor in full."""
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config.save_pretrained(folder)
+        if self.generation_config is not None:
+            self.generation_config.save_pretrained(folder)
+        state = {name: tensor.detach().contiguous().clone() for name, tensor in self.state_dict().items()}
+        save_file(state, folder / _WEIGHTS, metadata={"format": "pt"})
+        shape = {"backbone": f"{type(self.backbone).__module__}:{type(self.backbone).__qualname__}"}
+        (folder / _SHAPE).write_text(json.dumps({**shape, "classifies": self.classifies}, indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> DetachedShadow:
+        """What :meth:`save_pretrained` wrote, in eval mode. Nothing is unpickled.
+
+        Raises:
+            MissingFileError, FormatError: a file is not there, or damaged.
+        """
+        from transformers import AutoConfig
+
+        folder = Path(pretrained_model_name_or_path)
+        for name in ("config.json", _WEIGHTS, _SHAPE):
+            if not (folder / name).is_file():
+                raise MissingFileError("no detached shadow is saved there", path=str(folder / name))
+        try:
+            shape = json.loads((folder / _SHAPE).read_text())
+            state = load_file(folder / _WEIGHTS)
+            config = AutoConfig.from_pretrained(folder)
+            # Not on the meta device: buffers that are not saved (rotary tables) are made here.
+            with torch.random.fork_rng(devices=[]):
+                backbone = find_class(shape["backbone"])(config)
+        except LayerGraphError:
+            raise
+        except Exception as error:
+            raise FormatError(
+                "the saved shadow cannot be read", path=str(folder), found=f"{type(error).__name__}: {error}"[:200]
+            ) from error
+        parts: dict[str, dict[str, torch.Tensor]] = {"backbone": {}, "projection": {}, "head": {}}
+        for name, tensor in state.items():
+            part, _, rest = name.partition(".")
+            parts.setdefault(part, {})[rest] = tensor
+        lacking = backbone.load_state_dict(parts["backbone"], strict=False, assign=True).missing_keys
+        if lacking:
+            raise FormatError("the saved shadow lacks a tensor", path=str(folder), found=f"no {lacking[0]}")
+        projection, head = (_linear(parts[name]) if parts[name] else None for name in ("projection", "head"))
+        return cls(backbone, projection, head, classifies=bool(shape["classifies"])).eval()
 
     def can_generate(self) -> bool:
         # Called by the base class's __init__, before there is a head.
