@@ -101,6 +101,29 @@ def test_c7_pieces_rows_of_their_own_length_and_crop(case):
     torch.testing.assert_close(logits, wanted[:, 9:], rtol=0, atol=1e-5)
 
 
+def test_c2_rows_are_chosen_and_repeated_in_both_halves(case):
+    """What beam search and assisted decoding do to a cache; the object stays, each row goes on as its own."""
+    ids = padded_batch(seed=6)["input_ids"]
+    session = case.program.session(adapter="first")
+    session.step(ids[:, :6])
+    cache = session.cache
+    cache.batch_select_indices(torch.tensor([2, 0]))
+    cache.batch_repeat_interleave(2)
+    cache.reorder_cache(torch.tensor([3, 2, 1, 0]))
+    order = torch.tensor([0, 0, 2, 2])
+    assert session.cache is cache and cache.max_batch_size == 4
+    rows = ids[order].clone()
+    rows[1::2, 6:] = ids[[0, 2], :3]  # siblings part ways
+    logits = session.step(rows[:, 6:], logits_to_keep=0)["logits"]
+    case.peft_model.set_adapter("first")
+    wanted = oracle(case.peft_model, {"input_ids": rows}).logits
+    torch.testing.assert_close(logits, wanted[:, 6:], rtol=0, atol=1e-5)
+    cache.reset()
+    assert cache.length == 0
+    again = session.step(rows, logits_to_keep=0)["logits"]
+    torch.testing.assert_close(again, wanted, rtol=0, atol=1e-5)
+
+
 def test_c1_each_half_has_its_own_depth(case):
     geometry = case.program.session().cache.geometry
     halves = {half: {tensor.layer for tensor in geometry.half(half).tensors} for half in ("base", "shadow")}
