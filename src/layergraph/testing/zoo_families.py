@@ -26,7 +26,7 @@ _VLM = "AutoModelForImageTextToText"
 _PLAIN_DECODERS = (
     "opt bloom gpt_bigcode mistral qwen2 qwen2_moe qwen3_moe gemma gemma2 phi phi3 falcon stablelm starcoder2 olmo "
     "olmo2 olmoe cohere cohere2 granite granitemoe deepseek_v3 smollm3 glm glm4 ernie4_5 persimmon xglm biogpt "
-    "apertus seed_oss exaone4 arcee helium diffllama mpt rwkv gemma4_text"
+    "apertus seed_oss exaone4 arcee helium diffllama mpt rwkv"
 )
 
 
@@ -44,6 +44,7 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(_LM, {"num_key_value_heads": 2}),
     "qwen3": Family(_LM),
     "gemma3_text": Family(_LM, {"query_pre_attn_scalar": 16}),
+    "gemma4_text": Family(_LM, {"global_head_dim": 32, "vocab_size_per_layer_input": 99}),
     "gpt2": Family(_LM),
     "gpt_neox": Family(_LM),
     "mixtral": Family(_LM),

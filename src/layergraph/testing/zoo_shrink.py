@@ -5,6 +5,7 @@ The result keeps the architecture: kinds of layers, grouped heads, windows, expe
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import re
@@ -59,6 +60,9 @@ def shrink_config(config: Any, **overrides: Any) -> Any:
         config: a ``PreTrainedConfig`` (not changed).
         overrides: fields to set to these values instead; a mapping merges into a nested config's shrunk fields.
     """
+    if getattr(config, "is_heterogeneous", False):
+        config = copy.deepcopy(config)
+        config.allow_global_per_layer_attribute_access = True  # sizes that layers then override
     return type(config)(**_fields(config, overrides, _Tokens()))
 
 
