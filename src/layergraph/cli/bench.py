@@ -8,7 +8,10 @@ import click
 
 from layergraph.cli.console import verbose_option
 
-_COMMANDS = {"kernels": ("layergraph.kernels.bench", "kernels_command")}
+_COMMANDS = {
+    "conv2d": ("layergraph.cli.bench_conv2d", "conv2d_command"),
+    "kernels": ("layergraph.kernels.bench", "kernels_command"),
+}
 
 
 class BenchGroup(click.Group):
@@ -30,14 +33,15 @@ class BenchGroup(click.Group):
         return command
 
 
-@click.group("bench", cls=BenchGroup, short_help="Measure kernels against their floors.")
+@click.group("bench", cls=BenchGroup, short_help="Measure kernels and patch embeddings on this machine.")
 @verbose_option
 def bench_group() -> None:
-    """Measure kernels, with bytes moved, spread, and the fraction of what the memory allows.
+    """Measure on this machine: shadow kernels against what the memory allows, and Conv2d against Linear.
 
     \b
     Example:
       layergraph bench kernels --help
+      layergraph bench conv2d -o conv2d.json
     """
 
 
