@@ -119,6 +119,8 @@ class Program(AdapterMethods):
             return True
         if value is None and (name in _FLAGS or interface.baked.get(name) in (None, False)):
             return True
+        if name == "use_cache" and name not in interface.arguments:
+            return True  # passed down to a tower that has no cache
         if name in _FLAGS:
             key = name.removeprefix("output_")
             if not value or name == "return_dict" or any(out.split(".")[0] == key for out in interface.outputs):

@@ -29,6 +29,7 @@ def test_quick_demo() -> None:
         "same text:",
         "conv3d [1280, 3, 2, 14, 14] -> linear [1280, 1176]",
         "time / eager",
+        "code, detached",
     ):
         assert part in text
     assert demo.errors["logits"] == 0.0

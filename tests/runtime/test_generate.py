@@ -118,7 +118,9 @@ def test_scores_and_hidden_states_have_transformers_own_nesting(each, batch):
         program.generate(ids, **options)
 
 
-def test_a_conversation_goes_on_from_the_cache_that_was_returned(each, batch):
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_a_conversation_goes_on_from_the_cache_that_was_returned(each, batch, name):
+    """Under both names that transformers has had for it."""
     model, program = each
     ids, mask = batch
     first = program.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=5, **PLAIN)
@@ -129,7 +131,7 @@ def test_a_conversation_goes_on_from_the_cache_that_was_returned(each, batch):
     said = torch.cat([first, torch.randint(3, 90, (3, 4))], dim=1)
     whole = torch.nn.functional.pad(mask, (0, said.shape[1] - mask.shape[1]), value=1)
     theirs = model.generate(said, attention_mask=whole, use_cache=False, do_sample=False, max_new_tokens=6, **PLAIN)
-    ours = program.generate(said, attention_mask=whole, cache=cache, do_sample=False, max_new_tokens=6, **PLAIN)
+    ours = program.generate(said, attention_mask=whole, do_sample=False, max_new_tokens=6, **PLAIN, **{name: cache})
     assert torch.equal(ours, theirs)
 
 

@@ -160,7 +160,7 @@ def test_a_step_that_fails_half_way_leaves_a_cache_that_says_so(qwen3, batch, mo
     _, program = qwen3
     session = program.session()
     session.step(batch[0])
-    monkeypatch.setattr("layergraph.runtime.session.run_graph", lambda *_: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.setattr(session, "_run_graph", lambda *_: (_ for _ in ()).throw(MemoryError))
     with pytest.raises(MemoryError):
         session.step(batch[0])
     monkeypatch.undo()

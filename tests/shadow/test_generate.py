@@ -81,8 +81,7 @@ def test_c7_scores_and_a_conversation_that_goes_on(case):
     torch.testing.assert_close(torch.stack(ours.scores), torch.stack(theirs.scores), rtol=0, atol=1e-5)
     cache = ours.get("cache", ours.get("past_key_values"))
     more = torch.cat([ours.sequences, ids[:, :3]], dim=1)
-    name = "cache" if "cache" in ours else "past_key_values"
-    on = case.program.generate(more, **{name: cache}, max_new_tokens=5, **PLAIN)
+    on = case.program.generate(more, cache=cache, max_new_tokens=5, **PLAIN)
     assert torch.equal(on, case.theirs("first", input_ids=more, max_new_tokens=5, **PLAIN))
 
 
@@ -144,12 +143,11 @@ def test_c5_a_cache_without_the_shadows_half_is_refused(case):
     with pytest.raises(ValueError, match="has a half for a shadow, and the program has none"):
         case.plain.session(cache=two_halves.cache)
     assert session.cache.length == two_halves.cache.length == 9  # as they were
-    name = "cache" if "cache" in dir(case.base.generate) else "past_key_values"
     base, longer = DynamicCache(), DynamicCache()
     case.base(input_ids=ids, past_key_values=longer, use_cache=True)
     for foreign in (longer, ShadowCache(base=longer, shadow=base)):  # plain; halves of unequal length
         with pytest.raises(ValueError, match="goes on only with a cache of its own kind"):
-            case.program.generate(ids, **{name: foreign}, max_new_tokens=2, **PLAIN)
+            case.program.generate(ids, cache=foreign, max_new_tokens=2, **PLAIN)
     assert longer.get_seq_length() == 9
 
 

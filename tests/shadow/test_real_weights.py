@@ -37,7 +37,7 @@ def test_sixty_four_greedy_tokens_equal_uncached_peft_past_the_window(tmp_path):
     with torch.no_grad():
         for name, tensor in peft_model.named_parameters():
             if "shadow_" in name:
-                tensor.mul_(0.5)  # weak enough for text that does not fall into a rut, where tokens are easily equal
+                tensor.mul_(0.35)  # weak enough for text that does not fall into a rut, where tokens are easily equal
     options = {"max_new_tokens": 64, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
     started = time.perf_counter()

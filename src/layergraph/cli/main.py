@@ -16,6 +16,7 @@ from layergraph.errors import LayerGraphError, RefusedError
 # Command -> module and attribute. Modules import torch inside their functions only.
 _COMMANDS = {
     "optimize": ("layergraph.cli.optimize", "optimize_command"),
+    "generate": ("layergraph.cli.generate", "generate_command"),
     "report": ("layergraph.cli.inspect", "report_command"),
     "dump": ("layergraph.cli.inspect", "dump_command"),
     "diff": ("layergraph.cli.inspect", "diff_command"),
@@ -30,6 +31,7 @@ Start here:
   layergraph demo                                   see every step on a small trained model
   layergraph optimize MODEL --tap hidden_states -o OUT
   layergraph dump OUT                               the graph, layer by layer
+  layergraph generate OUT "Once upon a time"        text, with or without a shadow adapter
   layergraph optimize --help                        passes, taps, examples
 
 \b

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import tempfile
 import time
@@ -23,6 +24,7 @@ from layergraph.errors import MissingFileError
 from layergraph.progress import progress_line
 
 MODEL = Path(__file__).parent / "model"
+ADAPTERS = Path(__file__).parent / "adapters"
 PROMPT = "The import statement"
 # Qwen2-VL's own: patches of 2 frames by 14 by 14 pixels, width 1,280. Two images of different size.
 GRIDS = ((1, 16, 16), (1, 8, 12))
@@ -57,6 +59,7 @@ class Demo:
             tapped, bare = self.language_model()
             self.save_and_undo(tapped, bare, Path(folder) / "saved")
             self.vision_tower(Path(folder) / "tower")
+            self.shadow_adapters(bare)
         failed = [name for name, holds in self.checks.items() if not holds]
         seconds = f"{time.perf_counter() - start:.0f} s"
         verdict = f"FAILED: {', '.join(failed)}" if failed else f"all {len(self.checks)} checks hold"
@@ -164,6 +167,45 @@ class Demo:
             title = f"{name}, {sizes[name]} patches, float32, {n_rounds} interleaved rounds"
             self.console.print(timings_table(title, timings))
 
+    # 4. Two shadow adapters ------------------------------------------------------------------------------------------
+
+    def shadow_adapters(self, bare: lg.Program) -> None:
+        self._title("4", "two trained shadow adapters in one graph, switched without tracing again")
+        self._code(
+            'woven = bare.apply(lg.WeaveShadow("adapters/reference", name="reference"))\n'
+            'woven.add_adapter("adapters/code", "code")\n'
+            'woven.generate(ids, adapter="code", max_new_tokens=24)'
+        )
+        model, tokenizer = load_language_model()
+        options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
+        inputs = tokenizer(PROMPT, return_tensors="pt")
+        with progress_line(None) as say:
+            woven = bare.apply(lg.WeaveShadow(ADAPTERS / "reference", name="reference"), progress=say)
+            fingerprint = woven.fingerprint
+            woven.add_adapter(ADAPTERS / "code", "code")
+            say("generating")
+            made = {name: woven.generate(**inputs, adapter=name, **options)[0] for name in (None, "reference", "code")}
+            detached = woven.detach_shadow("code").generate(**inputs, **options)[0]
+        for name, tokens in made.items():
+            self._say(f"  {name or 'no adapter':12} {tokenizer.decode(tokens)!r}")
+        self._say(f"  {'code, detached':12} {tokenizer.decode(detached)!r}")
+        self._check("one graph for all of them", woven.fingerprint == fingerprint)
+        with torch.no_grad():
+            plain = model.generate(**inputs, use_cache=False, **options)[0]
+        self._check("without an adapter, the tokens of the eager model", torch.equal(made[None], plain))
+        if importlib.util.find_spec("peft") is None:
+            self._say("  peft is not installed: the comparison with it is left out")
+            return
+        from peft import PeftModel
+
+        same = []
+        for name in ("reference", "code"):
+            theirs = PeftModel.from_pretrained(load_language_model()[0], str(ADAPTERS / name)).eval()
+            with torch.no_grad():
+                # Without a cache: peft's own cached tokens are wrong with current transformers.
+                same.append(torch.equal(theirs.generate(**inputs, use_cache=False, **options)[0], made[name]))
+        self._check("with each adapter, the tokens of peft without a cache", all(same))
+
     # Printing --------------------------------------------------------------------------------------------------------
 
     def _title(self, number: str, text: str) -> None:
@@ -229,4 +271,4 @@ def run_demo(quick: bool = False, console: Console | None = None) -> Demo:
     return Demo(quick, console or make_console()).run()
 
 
-__all__ = ["Demo", "load_language_model", "make_console", "make_tower", "run_demo"]
+__all__ = ["ADAPTERS", "Demo", "load_language_model", "make_console", "make_tower", "run_demo"]

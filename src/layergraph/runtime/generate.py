@@ -54,6 +54,13 @@ class ProgramForGeneration(PreTrainedModel, GenerationMixin):
     def can_generate(self) -> bool:
         return True
 
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """transformers' own; the cache goes by its current name and by the older one."""
+        for name in ("cache", "past_key_values"):
+            if name != CACHE_NAME and name in kwargs:
+                kwargs[CACHE_NAME] = kwargs.pop(name)
+        return super().generate(*args, **kwargs)
+
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:

@@ -44,7 +44,9 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(_LM, {"num_key_value_heads": 2}),
     "qwen3": Family(_LM),
     "gemma3_text": Family(_LM, {"query_pre_attn_scalar": 16}),
-    "gemma4_text": Family(_LM, {"global_head_dim": 32, "vocab_size_per_layer_input": 99}),
+    "gemma4_text": Family(
+        {"lm": _LM["lm"], "base": _LM["base"]}, {"global_head_dim": 32, "vocab_size_per_layer_input": 99}
+    ),
     "gpt2": Family(_LM),
     "gpt_neox": Family(_LM),
     "mixtral": Family(_LM),
