@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,15 @@ def passes_of(fusion_config: Mapping[str, Any]) -> list[Pass]:
                 f"fusion {name!r} is {value!r}", expected="True, False or a mapping of options", do="use one of these"
             )
         if value is not False:
-            chosen.append(FUSIONS[name](**(value if isinstance(value, Mapping) else {})))
+            try:
+                chosen.append(FUSIONS[name](**(value if isinstance(value, Mapping) else {})))
+            except TypeError as error:
+                raise InputError(
+                    f"fusion {name!r} does not take these options",
+                    expected=", ".join(item.name for item in dataclasses.fields(FUSIONS[name])),
+                    found=repr(value)[:200],
+                    do="use options from this list",
+                ) from error
     return chosen
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 class ProgramModule(nn.Module):
     """Runs a program; parameters and buffers are registered under the graph's names.
+
+    ``state_dict`` gives them in the model's own layout, and ``load_state_dict`` takes that: a model with such a module
+    inside saves checkpoints as before.
 
     What code around the original read from it (``dtype``, ``device``, ``config``, plain attributes such as
     ``spatial_merge_size``) is here too. Moving or casting it does not move the graph: trace again for another device.
@@ -36,6 +41,8 @@ class ProgramModule(nn.Module):
             if not hasattr(self, name):
                 setattr(self, name, value)
         self.train(program.ir.model.training)
+        self.register_state_dict_post_hook(_to_original)
+        self.register_load_state_dict_pre_hook(_to_rewritten)
 
     def _owner(self, name: str) -> nn.Module:
         owner: nn.Module = self
@@ -64,7 +71,31 @@ class ProgramModule(nn.Module):
         if model.config is None or model.config_class is None:
             raise NotFoundError("the traced module had no config", do="read what you need from the model itself")
         module, _, name = model.config_class.partition(":")
+        if module.partition(".")[0] != "transformers" and module not in sys.modules:
+            # The name may come from a folder, which must not choose what is imported.
+            raise NotFoundError(
+                f"the class of the traced module's config, {name}, is not loaded",
+                do=f"import {module} first, if you trust it",
+            )
         return getattr(importlib.import_module(module), name).from_dict(dict(model.config))
+
+
+def _to_original(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    _mapped(state, prefix, module.program.ir.weights.to_original)
+
+
+def _to_rewritten(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    _mapped(state, prefix, module.program.ir.weights.to_rewritten)
+
+
+def _mapped(state: dict[str, Any], prefix: str, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+    """Replace the entries under ``prefix`` by what ``change`` makes of them."""
+    own = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
+    made = change(own)
+    for name in own:
+        if name not in made:
+            del state[prefix + name]
+    state.update((prefix + name, tensor) for name, tensor in made.items() if own.get(name) is not tensor)
 
 
 __all__ = ["ProgramModule"]

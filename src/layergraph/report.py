@@ -77,7 +77,7 @@ def _table(records: tuple[PassRecord, ...]) -> Any:
         table.add_row(
             record.label,
             record.promise,
-            str(sum(c["sites"] for c in counts)),
+            " + ".join(str(c["sites"]) for c in counts),  # by graph: the lines below name each place once
             str(len(record.refusals)),
             f"-{removed} +{added}",
             f"{after:,}" if before == after else f"{before:,} -> {after:,}",

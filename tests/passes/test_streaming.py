@@ -73,6 +73,33 @@ def test_row_13_a_checkpoint_of_another_model_or_none_is_named(tmp_path):
         program.load_weights(tmp_path)
 
 
+def test_weights_kept_to_undo_a_pass_are_those_of_the_checkpoint(tmp_path):
+    """They were the first model's: undoing a pass after load_weights mixed two models."""
+    first, second = (ViTModel(ViTConfig(**_SIZES, image_size=32, patch_size=8)).eval() for _ in range(2))
+    save_torch_state_dict(second.state_dict(), tmp_path)
+    cut = lg.trace(first).apply(lg.TapOutputs("hidden_states", layers=0, only=True), verify=True)
+    whole = cut.load_weights(tmp_path).remove("tap-outputs")
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = second(x).last_hidden_state
+    torch.testing.assert_close(whole(x).last_hidden_state, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_undoing_one_pass_keeps_what_undoing_another_needs():
+    program = lg.trace(ViTModel(ViTConfig(**_SIZES, image_size=32, patch_size=8)).eval())
+    once = program.apply(lg.TapOutputs("hidden_states", layers=0, only=True), verify=True)
+    twice = once.apply(lg.TapOutputs("hidden_states", entries=[0], only=True))
+    assert twice.remove("tap-outputs#2").remove("tap-outputs").fingerprint == program.fingerprint
+
+
+def test_a_checkpoint_of_another_kind_of_number_is_named(tmp_path):
+    model = ViTModel(ViTConfig(**_SIZES, image_size=32, patch_size=8))
+    state = {name: tensor.to(torch.int8) for name, tensor in model.state_dict().items()}
+    save_torch_state_dict(state, tmp_path)
+    with pytest.raises(ValueError, match="is of another kind"):
+        lg.trace(model).load_weights(tmp_path)
+
+
 @pytest.mark.slow
 def test_row_13_peak_of_a_large_sharded_checkpoint(tmp_path):
     """1 GB in ten shards: the peak above an empty program is the model plus one tensor, and a tenth for the rest."""

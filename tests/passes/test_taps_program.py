@@ -230,3 +230,34 @@ def test_row_18_a_model_that_swallows_output_flags_is_tapped_all_the_same(record
     found = program.apply(lg.TapOutputs("inner.blocks.*", name="hidden_states"))(**recorded.inputs).hidden_states
     expected = recorded.eager(output_hidden_states=True).hidden_states
     assert all(torch.equal(a, b) for a, b in zip(found[:-1], expected[1:-1], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("what", "options"),
+    [
+        ("re:(", {}),
+        (re.compile(b"x"), {}),
+        (("%add", 5), {}),
+        ((), {}),
+        ("blocks", {"index": "a"}),
+        ("blocks", {"index": True}),
+        ("blocks", {"only": "yes"}),
+        ("blocks", {"name": ""}),
+        ("blocks", {"name": 5}),
+        ("blocks", {"reduce": ("topk", 0)}),
+        ("blocks", {"reduce": ("topk", True)}),
+    ],
+)
+def test_options_that_mean_nothing_are_named(what, options):
+    with pytest.raises(lg.LayerGraphError):
+        lg.TapOutputs(what, **options)
+
+
+def test_a_name_that_is_taken_and_a_pass_that_is_none_are_named(recorded):
+    program = lg.trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4))
+    with pytest.raises(ValueError, match="returns 'output' already"):
+        program.apply(lg.TapOutputs("0", name="output"))
+    with pytest.raises(TypeError, match="neither a pass nor a name"):
+        program.remove(5)
+    with pytest.raises(ValueError, match="does not take these options"):
+        lg.optimize(program, fusion_config={"patch_embeddings": {"x": 1}})

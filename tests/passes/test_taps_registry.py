@@ -45,7 +45,8 @@ def test_row_02_every_field_of_a_recorder_gives_what_eager_gives(recorded, same,
 def test_row_02_recorders_of_transformers(case, same, model_type, kind, flag):
     one = case(model_type, kind, "eager")
     key = flag.removeprefix("output_")
-    same(one.tapped(key), one.eager(**{flag: True}))
+    # Experts are traced as one product instead of a loop over those that were hit: other sums, by processor.
+    same(one.tapped(key), one.eager(**{flag: True}), atol=5e-6 if model_type == "switch_transformers" else 0.0)
 
 
 def test_row_03_hidden_states_start_with_what_enters_the_first_block(case, recorded):

@@ -36,3 +36,16 @@ def test_the_module_has_what_code_around_a_tower_reads() -> None:
     assert type(module.config) is type(tower.config)
     assert module.state_dict().keys() == tower.state_dict().keys()
     assert not module.training
+
+
+def test_a_model_with_a_rewritten_tower_saves_and_loads_checkpoints_as_before(tmp_path) -> None:
+    model = tiny_model("qwen2_vl", "vlm")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.model.visual = lg.optimize(model.model.visual, passes=["fuse-patch-embed"]).as_module()
+    state = model.state_dict()
+    assert state.keys() == before.keys() and all(torch.equal(state[name], before[name]) for name in before)
+    model.save_pretrained(tmp_path / "saved")
+    again = type(model).from_pretrained(tmp_path / "saved")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in again.state_dict().items())
+    model.load_state_dict({name: tensor + 1 for name, tensor in before.items()})
+    assert all(torch.equal(tensor, before[name] + 1) for name, tensor in model.state_dict().items())

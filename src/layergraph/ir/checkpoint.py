@@ -42,9 +42,14 @@ def load_weights(program: Program, folder: str | Path, *, progress: Progress | N
         )
     wanted = {name: tensor for name, tensor in program.state_dict.items() if name not in program.aliases}
     state: dict[str, torch.Tensor] = {}
+    # Weights that a pass dropped and the caller kept, to undo it: the old ones would meet the new ones there.
+    kept_before = program.original.kept if program.original is not None else {}
+    kept: dict[str, torch.Tensor] = {}
     for path, names in _shards(Path(folder)):
         say(f"reading {path.name}")
         for name, tensor in _tensors(path, names):
+            if name in kept_before:
+                kept[name] = _like(kept_before[name], tensor, name)
             for target, value in _rewritten(name, tensor, remaps.get(name)):
                 if target in wanted:
                     state[target] = _like(wanted[target], value, target)
@@ -60,7 +65,8 @@ def load_weights(program: Program, folder: str | Path, *, progress: Progress | N
         state[name] = state[source]
     state.update({alias: state[kept] for alias, kept in program.aliases.items() if kept in state})
     units = {name: _over(unit, state) for name, unit in program.graphs.items()}
-    return program.evolve(graphs=units)
+    original = dataclasses.replace(program.original, kept=kept) if program.original is not None else None
+    return program.evolve(graphs=units, original=original)
 
 
 def _over(unit: GraphUnit, state: dict[str, torch.Tensor]) -> GraphUnit:
@@ -87,8 +93,10 @@ def _shards(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:
     """Files and the names to take from each; None for all."""
     if (folder / INDEX).is_file():
         try:
-            places = json.loads((folder / INDEX).read_bytes())["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
+            places = dict(json.loads((folder / INDEX).read_bytes())["weight_map"])
+            if not all(isinstance(place, str) for place in places.values()):
+                raise ValueError("weight_map names no files")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise FormatError(f"{INDEX} is damaged", path=str(folder), found=str(error), do="copy it again") from error
         for file in dict.fromkeys(places.values()):
             if Path(file).name != file or not (folder / file).is_file():
@@ -122,6 +130,13 @@ def _like(wanted: torch.Tensor, value: torch.Tensor, name: str) -> torch.Tensor:
             expected=str(list(wanted.shape)),
             found=str(list(value.shape)),
             do="give a checkpoint of this model",
+        )
+    if value.is_floating_point() != wanted.is_floating_point():
+        raise InputError(
+            f"weight {name!r} is of another kind than the program's",
+            expected=str(wanted.dtype),
+            found=str(value.dtype),
+            do="give a checkpoint that is quantised as the program is, or not at all",
         )
     value = value.to(wanted.dtype)
     return torch.nn.Parameter(value, wanted.requires_grad) if isinstance(wanted, torch.nn.Parameter) else value

@@ -49,14 +49,21 @@ class NodeEdit:
 
     def node(self, name: str) -> torch.fx.Node:
         """The node of that name in the copy being edited."""
-        try:
+        if name in self._nodes:
             return self._nodes[name]
-        except KeyError:
+        if name in self._renames:
+            heir = self._renames[name]
             raise NotFoundError(
-                f"no node named {name!r} in graph {self.name!r}",
+                f"node {name!r} of graph {self.name!r} is gone: this edit removed it",
                 pass_name=self.made_by,
-                do="take names from the program given to find(), or from layers",
-            ) from None
+                found=f"replaced by {heir}" if heir else None,
+                do="let no two sites share a node that one removes: make them one site, or start from one that stays",
+            )
+        raise NotFoundError(
+            f"no node named {name!r} in graph {self.name!r}",
+            pass_name=self.made_by,
+            do="take names from the program given to find(), or from layers",
+        )
 
     def value(self, node: torch.fx.Node) -> Any:
         """The fake tensor (or symbolic number) the node computes."""

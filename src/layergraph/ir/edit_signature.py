@@ -119,11 +119,18 @@ class SignatureEdit(NodeEdit):
         self._state.pop(target, None)
         self._constants.pop(target, None)
 
-    def replace_state(self, node: torch.fx.Node, tensor: torch.Tensor, remap: Remap | None = None) -> None:
+    def replace_state(
+        self, node: torch.fx.Node, tensor: torch.Tensor | None = None, remap: Remap | None = None
+    ) -> None:
         """Give a parameter or buffer another value and shape, under the same name; its users are *not* refreshed.
 
-        ``remap`` says how the new value comes from the original and goes back; without it the change is not undone
-        when weights are saved in the original layout.
+        Call it once in each graph that has the node: with a remap that was applied before, the graph takes the value
+        that is there, and its own placeholder gets the new shape.
+
+        Args:
+            tensor: the new value; by default what the remap makes of the tensors it names.
+            remap: how the new value comes from the original and goes back; without it the change is not undone when
+                weights are saved in the original layout.
         """
         spec = next(spec for spec in self._inputs if spec.arg.name == node.name)
         store = self._state if spec.target in self._state else self._constants
@@ -133,7 +140,10 @@ class SignatureEdit(NodeEdit):
             if remap in self._weights.remaps:
                 tensor = old  # the pass rewrote it in another graph of the program already
             else:
+                tensor = self._remapped(remap, old) if tensor is None else tensor
                 self._weights = self._weights.add(remap)
+        if tensor is None:
+            raise EditError("neither a tensor nor a remap", pass_name=self.made_by, do="give one of them, or both")
         if spec.kind is InputKind.PARAMETER:
             tensor = torch_side.as_parameter(tensor)
         store[spec.target] = tensor
@@ -170,6 +180,26 @@ class SignatureEdit(NodeEdit):
         self.erase(node)
 
     # Inside -------------------------------------------------------------------------------------------------------
+
+    def _remapped(self, remap: Remap, old: torch.Tensor) -> torch.Tensor:
+        """The one tensor that a remap makes of those it names."""
+        missing = [name for name in remap.original if name not in self._state]
+        if missing:
+            raise EditError(
+                f"the state dict has no {missing[0]!r}",
+                pass_name=self.made_by,
+                do="name tensors as edit.target_of(node) gives them",
+            )
+        with torch.no_grad():
+            made = remap.forward([self._state[name].detach() for name in remap.original])
+        if len(made) != 1:
+            raise EditError(
+                f"remap {remap.kind!r} makes {len(made)} tensors of these",
+                pass_name=self.made_by,
+                expected="1",
+                do="give the tensor of each node yourself",
+            )
+        return made[0].requires_grad_(old.requires_grad)
 
     def _device(self) -> torch.device:
         for spec in self._inputs:

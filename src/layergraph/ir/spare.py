@@ -15,6 +15,9 @@ from typing import Any
 import torch
 import torch.fx
 
+from layergraph.errors import FormatError
+from layergraph.ir.graph_check import is_operator
+
 Refs = Mapping[str, "str | None"]
 
 
@@ -151,8 +154,18 @@ def _target_text(target: Any) -> str | None:
 
 
 def target_of(text: str) -> Callable[..., Any]:
-    """The op that a spare node calls: one of torch's registered ops, or of the ``operator`` module."""
+    """The op that a spare node calls: one of torch's registered ops, or arithmetic of the ``operator`` module.
+
+    Raises:
+        FormatError: neither; the text may come from a folder.
+    """
     space, _, rest = text.partition(".")
+    if not is_operator(f"_operator.{rest}" if space == "operator" else f"torch.ops.{text}"):
+        raise FormatError(
+            "a value kept beside the graph is computed by an op that is not registered with torch",
+            found=repr(text)[:200],
+            do="import the library that registers the op; or do not use this folder, and save again from the model",
+        )
     found: Any = operator if space == "operator" else getattr(torch.ops, space)
     for part in rest.split("."):
         found = getattr(found, part)
@@ -186,7 +199,16 @@ def from_data(value: Any, nodes: Callable[[str], torch.fx.Node]) -> Any:
         ((kind, text),) = value.items()
         if kind == "%":
             return nodes(text)
-        return torch.device(text) if kind == "device" else getattr(torch, text)
+        if kind == "device":
+            return torch.device(text)
+        found = getattr(torch, str(text), None)
+        if type(found) not in _KINDS:
+            raise FormatError(
+                "a value kept beside the graph has an argument of an unknown kind",
+                found=repr(value)[:200],
+                do="copy the folder again, or save again",
+            )
+        return found
     return value
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
-from layergraph.errors import InputError
+from layergraph.errors import InputError, InputTypeError
 from layergraph.ir.edit import Edit
 from layergraph.ir.program import Program
 
@@ -31,8 +31,19 @@ class Site:
     detail: str = ""
     data: Any = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.nodes, (tuple, list)) or not all(type(name) is str for name in self.nodes):
+            raise InputTypeError(
+                "a site's nodes are not names",
+                path=self.path,
+                expected="a tuple of str, for rewrite() works on a copy of the graph",
+                found=repr(self.nodes)[:80],
+                do="write nodes=(node.name,)",
+            )
+
     def __str__(self) -> str:
-        return f"{self.path}: {self.detail}" if self.detail else self.path
+        path = self.path or "(model)"
+        return f"{path}: {self.detail}" if self.detail else path
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ class Refusal:
     found: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.code}: expected {self.expected}, found {self.found}"
+        return f"{self.path or '(model)'}: {self.code}: expected {self.expected}, found {self.found}"
 
 
 @dataclass(frozen=True)

@@ -261,6 +261,8 @@ def _rewrite_patches(conv: Conv, weight: torch.fx.Node, edit: Edit) -> None:
 def _fold_users(conv: Conv, product: torch.fx.Node, lead: list[Any], edit: Edit) -> None:
     """Users that only move channels last get the product itself, or one reshape of it."""
     node, n = conv.node, conv.n_dims
+    if not conv.is_batched:
+        return  # one dimension less: flatten(2) and transpose(1, 2) mean others
     tokens: torch.fx.Node | None = None
     for user in list(node.users):
         if user.target is ATEN.permute.default and [d % (n + 2) for d in user.args[1]] == [0, *range(2, n + 2), 1]:
@@ -269,7 +271,10 @@ def _fold_users(conv: Conv, product: torch.fx.Node, lead: list[Any], edit: Edit)
         elif _flattens_grid(user, node, n) and all(_moves_last(step) for step in user.users):
             for step in list(user.users):
                 if tokens is None:
-                    count = lead[1] if n == 1 else -1
+                    count = lead[1]
+                    for size in lead[2:]:  # not -1, which an empty batch leaves open
+                        both = isinstance(count, int) and isinstance(size, int)
+                        count = count * size if both else edit.call(operator.mul, count, size, before=node)
                     shape = [lead[0], count, conv.n_outputs]
                     tokens = product if n == 1 else edit.call(ATEN.reshape.default, product, shape, before=node)
                 edit.replace(step, tokens)

@@ -215,7 +215,9 @@ def remove(program: Program, what: Pass | str, **options: Any) -> Program:
     if record.promise == "additive":
         return _without_outputs(program, record, rest)
     passes = [make_pass(item.name, dict(item.options)) for item in rest]
-    return run(program.source, passes, labels=[item.label for item in rest], **options)
+    # Who kept weights to undo a pass may go on undoing.
+    keeps = program.original is not None and bool(program.original.kept)
+    return run(program.source, passes, labels=[item.label for item in rest], keep_weights=keeps, **options)
 
 
 def _without_outputs(program: Program, record: PassRecord, rest: list[PassRecord]) -> Program:
@@ -247,6 +249,12 @@ def _position(program: Program, what: Pass | str) -> int:
         matches += [number for number, record in latest_first if record.name == what]
     if matches:
         return matches[0]
+    if not isinstance(what, (str, Pass)):
+        raise InputTypeError(
+            "what to remove is neither a pass nor a name",
+            found=repr(what)[:80],
+            do="give the pass object, its label in program.report(), or its name",
+        )
     wanted = what if isinstance(what, str) else what.describe()
     raise NotFoundError(
         f"no pass {wanted!r} ran on this program",

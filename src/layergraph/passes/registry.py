@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any
 
 from layergraph.errors import InputError, NotFoundError
@@ -18,10 +19,22 @@ def register_pass(cls: type[Pass]) -> type[Pass]:
     """Make a pass known by its name; usable as a class decorator.
 
     Raises:
-        InputError: it has no name, or another class has it.
+        InputError: it has no name, one that is not kebab-case, or another class has it; or it is no frozen dataclass.
     """
     if not cls.pass_name:
         raise InputError(f"{cls.__name__} has no pass_name", do='give it one: pass_name: ClassVar[str] = "my-pass"')
+    # Labels (name#2) and the command line (name:option=value) take names apart.
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", cls.pass_name):
+        raise InputError(
+            f"{cls.__name__}.pass_name is {cls.pass_name!r}",
+            expected="kebab-case: small letters and digits, with single hyphens between",
+            do="rename it",
+        )
+    params = cls.__dict__.get("__dataclass_params__")  # its own: Pass has some to inherit
+    if params is None or not params.frozen:
+        raise InputError(
+            f"{cls.__name__} is not a frozen dataclass", do="write @dataclass(frozen=True) under @register_pass"
+        )
     other = _PASSES.get(cls.pass_name, cls)
     if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
         raise InputError(f"a pass named {cls.pass_name!r} exists already", found=other.__qualname__, do="rename it")

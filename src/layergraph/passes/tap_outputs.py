@@ -97,7 +97,12 @@ class TapOutputs(Pass):
         if isinstance(self.dtype, torch.dtype):
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
         if isinstance(self.what, str) and self.what.startswith("re:"):
-            object.__setattr__(self, "what", re.compile(self.what[3:]))
+            try:
+                object.__setattr__(self, "what", re.compile(self.what[3:]))
+            except re.error as error:
+                raise InputError(
+                    f"{self.what!r} is no regular expression", pass_name="tap-outputs", found=str(error), do="mend it"
+                ) from error
         _check_options(self)
 
     def promises(self) -> Promise:
@@ -188,6 +193,10 @@ class TapOutputs(Pass):
         return _indices(self.entries, count, "entries")
 
     def _from_graph(self, program: Program, unit: GraphUnit, refusals: list[Refusal]) -> Iterator[_Target]:
+        if self.name in unit.interface.outputs:
+            raise InputError(
+                f"the graph returns {self.name!r} already", pass_name="tap-outputs", do="choose another name="
+            )
         found = list(self._candidates(program, unit, refusals))
         subset, option = (self.entries, "entries") if self.layers is None else (self.layers, "layers")
         chosen = [found[index] for index in _indices(subset, len(found), option)] if found else []
@@ -246,6 +255,16 @@ def _check_options(options: TapOutputs) -> None:
         fail("what is not something to tap", "a key, path, class, op, node or predicate", what, InputTypeError)
     if isinstance(what, list):
         object.__setattr__(options, "what", tuple(what))
+    if isinstance(what, (tuple, list)) and not (what and all(isinstance(item, str) for item in what)):
+        fail("what lists something other than nodes", "at least one name of a node, as '%add_9'", what, InputTypeError)
+    if isinstance(what, re.Pattern) and not isinstance(what.pattern, str):
+        fail("what is a pattern of bytes", "a pattern of text", what, InputTypeError)
+    if options.index is not None and (not isinstance(options.index, int) or isinstance(options.index, bool)):
+        fail("index is not a number", "an int", options.index, InputTypeError)
+    if not isinstance(options.only, bool):
+        fail("only is neither True nor False", "a bool", options.only, InputTypeError)
+    if options.name is not None and not (isinstance(options.name, str) and options.name):
+        fail("name is not a name", "a text that is not empty", options.name, InputTypeError)
     for name in ("entries", "layers"):
         value = getattr(options, name)
         items = value if isinstance(value, (tuple, set, frozenset)) else (value,)
@@ -261,7 +280,9 @@ def _check_options(options: TapOutputs) -> None:
     if options.at not in ("output", "input"):
         fail("at is neither end of a module", "'output' or 'input'", options.at)
     reduce = options.reduce
-    is_topk = isinstance(reduce, tuple) and len(reduce) == 2 and reduce[0] == "topk" and isinstance(reduce[1], int)
+    is_topk = isinstance(reduce, tuple) and len(reduce) == 2 and reduce[0] == "topk" and type(reduce[1]) is int
+    if is_topk and reduce[1] < 1:
+        fail("topk takes nothing", "one or more", reduce)
     if reduce is not None and reduce not in _REDUCTIONS and not is_topk:
         fail("unknown reduction", ", ".join(map(repr, _REDUCTIONS)) + " or ('topk', k)", reduce)
     if options.dtype is not None and not isinstance(getattr(torch, str(options.dtype), None), torch.dtype):

@@ -43,7 +43,7 @@ def check_pass(
     """Run one pass on one model and check all that a pass owes.
 
     * it is a frozen dataclass that its options make again;
-    * ``find`` writes nothing and gives the same findings twice; ``n_sites`` of them, if given;
+    * ``find`` writes nothing and gives the same findings twice, with ``n_sites`` sites over all graphs, if given;
     * the program it ran on is unchanged; a pass without sites leaves the fingerprint as it was;
     * structure, sizes and the promise hold; two runs give the same graph;
     * the result passes ``torch.export.save`` and ``load``, ``run_decompositions``, and ``save`` and ``load`` of ours;
@@ -97,9 +97,11 @@ def _check_find(item: Pass, program: Program, n_sites: int | None) -> dict[str, 
     first = {name: item.find(program.ir, name) for name in kept}
     second = {name: item.find(program.ir, name) for name in kept}
     _require(first == second, item, "find called twice", "the same findings", "others")
-    count = sum(len(found.sites) for found in first.values())
+    counts = {name: len(found.sites) for name, found in first.items()}
     if n_sites is not None:
-        _require(count == n_sites, item, "the number of sites", str(n_sites), str(count))
+        found = f"{sum(counts.values())} ({', '.join(f'{name} {count}' for name, count in counts.items())})"
+        expected = f"{n_sites} over all graphs"
+        _require(sum(counts.values()) == n_sites, item, "the number of sites", expected, found)
     return first
 
 

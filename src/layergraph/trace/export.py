@@ -16,14 +16,21 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from layergraph.errors import InputError, LayerGraphError, NotSupportedError, TraceError
+from layergraph.errors import InputError, InputTypeError, LayerGraphError, NotSupportedError, TraceError
 from layergraph.ir import exported as torch_side
 from layergraph.ir.interface import GraphInput, Interface, Template
 from layergraph.ir.layers import LayerIndex
 from layergraph.ir.program import GraphUnit, ModelInfo, Program
 from layergraph.ir.weights import WeightMap
 from layergraph.trace.conditions import conditions
-from layergraph.trace.flatten import FlatInputs, bind_example, flatten_inputs, flatten_output, forward_arguments
+from layergraph.trace.flatten import (
+    FlatInputs,
+    bind_example,
+    flatten_inputs,
+    flatten_output,
+    forward_arguments,
+    plain_defaults,
+)
 from layergraph.trace.isolate import isolate
 from layergraph.trace.marks import Recorder, qualified
 
@@ -93,7 +100,10 @@ def trace(
             inputs=tuple(_graph_inputs(exported, flat.tensors, labels, hf)),
             outputs=tuple(_names(template)),
             template=template,
-            baked={name: value for name, value in flat.baked.items() if name in arguments},
+            baked={
+                **{name: value for name, value in plain_defaults(model).items() if name not in arguments},
+                **{name: value for name, value in flat.baked.items() if name in arguments},
+            },
             prologue=prologue.to_dict() if prologue is not None else None,
             conditions=conditions(exported),
         )
@@ -208,6 +218,10 @@ def _size_labels(
     An input that is not named may vary wherever torch finds that the model's arithmetic allows it (``dynamic=True``),
     or nowhere.
     """
+    if not isinstance(dynamic, (bool, Mapping)):
+        raise InputTypeError(
+            "dynamic is neither True, False nor a mapping", found=repr(dynamic)[:100], do="write {'x': {0: 'batch'}}"
+        )
     if isinstance(dynamic, Mapping):
         unknown = [name for name in dynamic if name not in flat.tensors]
         if unknown:
@@ -216,6 +230,18 @@ def _size_labels(
                 expected=", ".join(flat.tensors),
                 do="name the inputs as given in example_inputs",
             )
+        for name, dims in dynamic.items():
+            rank = flat.tensors[name].dim()
+            is_right = isinstance(dims, Mapping) and all(
+                isinstance(dim, int) and 0 <= dim < rank and isinstance(label, str) for dim, label in dims.items()
+            )
+            if not is_right:
+                raise InputError(
+                    f"dynamic does not say which sizes of {name!r} may vary",
+                    expected=f"a mapping from dimensions, 0 to {rank - 1}, to names of sizes: {{0: 'batch'}}",
+                    found=repr(dims)[:100],
+                    do="write it that way",
+                )
         return dynamic
     return hf.dynamic_dims(model, dict(prepared)) if dynamic and hf is not None else {}
 

@@ -40,6 +40,16 @@ def forward_arguments(model: nn.Module) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in parameters if parameter.kind in fixed)
 
 
+def plain_defaults(model: nn.Module) -> dict[str, Any]:
+    """Arguments of forward that are something other than None when they are not given, as far as that is plain."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.default is not None and isinstance(parameter.default, _BAKED_TYPES)
+    }
+
+
 def bind_example(model: nn.Module, example: Any) -> dict[str, Any]:
     """Example inputs (a mapping, a tuple of positional arguments, or one tensor) as keyword arguments.
 
@@ -97,6 +107,11 @@ def flatten_inputs(arguments: Mapping[str, Any]) -> FlatInputs:
         for keys, leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 flat = flat_name(name, keys)
+                if flat in tensors:
+                    raise InputError(
+                        f"two tensors of the example inputs would both be called {flat!r}",
+                        do="give the arguments (or the keys inside them) names that stay apart when joined by _",
+                    )
                 tensors[flat] = leaf
                 plan.append((flat, None))
             elif isinstance(leaf, _BAKED_TYPES):
@@ -130,6 +145,11 @@ def flatten_output(value: Any, name: str = "") -> tuple[Template, dict[str, torc
     def walk(item: Any, path: str) -> Template:
         if isinstance(item, torch.Tensor):
             flat = path or "output"
+            if flat in tensors:
+                raise TraceError(
+                    f"the model returns two tensors that would both be called {flat!r}",
+                    do="give the keys of what it returns names that stay apart when joined by dots",
+                )
             tensors[flat] = item
             return {"$": flat}
         if item is None or hasattr(item, "get_seq_length"):
@@ -160,4 +180,4 @@ def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-__all__ = ["FlatInputs", "bind_example", "flatten_inputs", "flatten_output", "forward_arguments"]
+__all__ = ["FlatInputs", "bind_example", "flatten_inputs", "flatten_output", "forward_arguments", "plain_defaults"]
