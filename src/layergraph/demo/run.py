@@ -187,8 +187,8 @@ class Demo:
             made = {name: woven.generate(**inputs, adapter=name, **options)[0] for name in (None, "reference", "code")}
             detached = woven.detach_shadow("code").generate(**inputs, **options)[0]
         for name, tokens in made.items():
-            self._say(f"  {name or 'no adapter':12} {tokenizer.decode(tokens)!r}")
-        self._say(f"  {'code, detached':12} {tokenizer.decode(detached)!r}")
+            self._say(f"  {name or 'no adapter':14} {tokenizer.decode(tokens)!r}")
+        self._say(f"  {'code, detached':14} {tokenizer.decode(detached)!r}")
         self._check("one graph for all of them", woven.fingerprint == fingerprint)
         with torch.no_grad():
             plain = model.generate(**inputs, use_cache=False, **options)[0]
