@@ -12,13 +12,13 @@ from click.testing import Result
 from layergraph.passes import pass_names
 
 Run = Callable[..., Result]
-COMMANDS = ("optimize", "report", "dump", "diff", "explain", "demo", "bench")
+COMMANDS = ("optimize", "generate", "report", "dump", "diff", "explain", "demo", "bench")
 
 
 def test_help_imports_no_torch() -> None:
     code = (
         "import sys; from layergraph.cli import cli\n"
-        "for args in (['--help'], ['optimize', '--help'], ['--version'], ['optimze']):\n"
+        "for args in (['--help'], ['optimize', '--help'], ['generate', '--help'], ['--version'], ['optimze']):\n"
         "    try: cli(args)\n"
         "    except SystemExit: pass\n"
         "assert not {'torch', 'transformers', 'rich'} & set(sys.modules)"

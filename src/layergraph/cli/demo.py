@@ -14,8 +14,8 @@ def demo_command(quick: bool) -> None:
     """Show every step on two models: rewrite, look, compare with eager, time, save, load, undo.
 
     A small language model, trained and bundled with the package, gets taps; a Qwen2-VL vision tower of real width
-    gets its Conv3d patch embedding fused. Nothing is downloaded; it takes about a minute on two cores. What it
-    prints is measured while it runs.
+    gets its Conv3d patch embedding fused; two trained shadow adapters write in turn from one graph. Nothing is
+    downloaded; it takes about a minute on two cores. What it prints is measured while it runs.
     """
     quiet_libraries()
     from layergraph.demo import run_demo

@@ -46,11 +46,11 @@ _TOKENIZER = (
 _PROCESSOR = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
-def open_folder(folder: Path, submodule: str | None, say: Say) -> nn.Module | Program:
-    """The program saved in ``folder``, or else the model (or the part of it at ``submodule``).
+def check_folder(folder: Path) -> None:
+    """Refuse what is no folder.
 
     Raises:
-        MissingFileError: neither is there. And as :func:`load_model` and :func:`layergraph.load` do.
+        MissingFileError: nothing is there, or a file.
     """
     if not folder.is_dir():
         raise MissingFileError(
@@ -58,6 +58,15 @@ def open_folder(folder: Path, submodule: str | None, say: Say) -> nn.Module | Pr
             path=str(folder),
             do="give a folder written by save_pretrained, or by layergraph",
         )
+
+
+def open_folder(folder: Path, submodule: str | None, say: Say) -> nn.Module | Program:
+    """The program saved in ``folder``, or else the model (or the part of it at ``submodule``).
+
+    Raises:
+        MissingFileError: neither is there. And as :func:`load_model` and :func:`layergraph.load` do.
+    """
+    check_folder(folder)
     if (folder / MANIFEST).is_file():
         if submodule is not None:
             raise InputError(
@@ -250,6 +259,7 @@ def copy_companions(source: Path, out: Path, *, whole: bool) -> list[str]:
 
 
 __all__ = [
+    "check_folder",
     "check_output",
     "copy_companions",
     "find_class",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 import layergraph as lg
 from layergraph.demo.timing import Timing
@@ -27,6 +28,16 @@ def errors_table(title: str, errors: Mapping[str, float]) -> Table:
     return table
 
 
+def texts_table(title: str, texts: Mapping[str, str]) -> Table:
+    """Texts as they were written, line breaks and all, below each other."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_lines=True)
+    table.add_column("by")
+    table.add_column("text")
+    for name, text in texts.items():
+        table.add_row(name, Text(text))
+    return table
+
+
 def timings_table(title: str, timings: Mapping[str, Timing]) -> Table:
     """Median, spread, and the time in terms of the first alternative's."""
     first = next(iter(timings))
@@ -40,4 +51,4 @@ def timings_table(title: str, timings: Mapping[str, Timing]) -> Table:
     return table
 
 
-__all__ = ["errors_table", "one_layer", "timings_table"]
+__all__ = ["errors_table", "one_layer", "texts_table", "timings_table"]
