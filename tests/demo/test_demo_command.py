@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import sys
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+import layergraph as lg
 from layergraph.cli import cli
 from layergraph.demo import run, run_demo
 from layergraph.demo.timing import interleaved
@@ -29,12 +32,24 @@ def test_quick_demo() -> None:
         "same text:",
         "conv3d [1280, 3, 2, 14, 14] -> linear [1280, 1176]",
         "time / eager",
-        "code, detached",
+        "reference, detached",
     ):
         assert part in text
     assert demo.errors["logits"] == 0.0
     assert 0.0 < demo.errors["pooler_output"] <= 1e-5
     assert set(demo.timings["patch embed"]) == {"eager Conv3d", "program, fused", "bare F.linear"}
+
+
+@needs_model
+def test_without_peft_the_comparison_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "peft" else find(name))
+    out = io.StringIO()
+    demo = run.Demo(quick=True, console=Console(file=out, width=120))
+    demo.shadow_adapters(lg.trace(run.load_language_model()[0], progress=False))
+    assert "peft is not installed: the comparison with it is left out" in out.getvalue()
+    assert demo.checks and all(demo.checks.values()) and not any("peft" in name for name in demo.checks)
 
 
 def test_missing_model_is_a_named_error(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
