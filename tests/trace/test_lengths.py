@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import layergraph as lg
-from layergraph.errors import InputError
+from layergraph.errors import EditError, InputError
+from layergraph.ir.inline import inline
 from layergraph.testing.zoo import tiny_model
 from layergraph.trace.hf_delta import gated_delta_rule
 
@@ -78,3 +79,31 @@ def test_layers_with_states_take_any_length(family):
             wanted = model(ids, use_cache=False).logits
         # Of the largest logit: upstream's own sums over chunks differ from float64 by as much.
         assert (program(ids).logits - wanted).abs().max() <= 2e-5 * wanted.abs().max(), length
+
+
+def test_a_spliced_graph_brings_its_condition_along():
+    """Named as the host's input is; where the size is of no input, nothing could check it, so it is refused."""
+    x = torch.randn(2, 7, 3)
+    dims = {"x": {0: "batch", 1: "tokens"}}
+    part = lg.trace(Chunked(), {"x": x}, dynamic=dims).ir.forward
+    host = lg.trace(Shifted(), {"y": x}, dynamic={"y": dims["x"]}).ir
+    edit = lg.Edit(host)
+    entry = edit.input_node("y")
+    last = edit.output_node("output")
+    made = inline(edit, part, {"x": entry}, before=last, prefix="chunks")
+    edit.add_output("chunks", made["output"])
+    with pytest.raises(EditError, match="under a condition on input 'y'"):
+        edit.remove_input("y")
+    program = lg.Program(edit.finish())
+    given = torch.randn(3, 8, 3)
+    assert torch.equal(program(given).chunks, Chunked()(given))
+    with pytest.raises(InputError, match=r"== 2[\s\S]*y \["):
+        program(torch.randn(3, 9, 3))
+    other = lg.Edit(host)
+    with pytest.raises(EditError, match="which is no input here"):
+        inline(other, part, {"x": other.output_node("output")}, before=other.output_node("output"), prefix="chunks")
+
+
+class Shifted(nn.Module):
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return y + 1

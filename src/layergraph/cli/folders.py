@@ -30,16 +30,12 @@ if TYPE_CHECKING:
 
 MANIFEST, CONFIG = "manifest.json", "config.json"
 # Beside weights and config: what makes a folder a usable checkpoint.
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.tiktoken", "*.spm", "spiece.model", "sentencepiece*.model")
 _TOKENIZER = (
-    "tokenizer*",
-    "vocab*",
+    *TOKENIZER_FILES,
     "merges.txt",
     "special_tokens_map.json",
     "added_tokens.json",
-    "*.tiktoken",
-    "*.spm",
-    "spiece.model",
-    "sentencepiece*.model",
     "chat_template*",
     "generation_config.json",
 )
@@ -259,6 +255,7 @@ def copy_companions(source: Path, out: Path, *, whole: bool) -> list[str]:
 
 
 __all__ = [
+    "TOKENIZER_FILES",
     "check_folder",
     "check_output",
     "copy_companions",

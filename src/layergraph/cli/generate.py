@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from layergraph.program import Program
 
 _NONE = "none"
-_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.tiktoken", "*.spm", "spiece.model", "sentencepiece*.model")
 HELP = """Go on with PROMPT, by the program or model in FOLDER, and write the text as it comes.
 
 FOLDER is a program written by layergraph, or a model written by save_pretrained, which is traced first. Without PROMPT
@@ -227,11 +226,12 @@ def _with_adapter(program: Program, adapter: str, say: Any) -> tuple[Program, st
 def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
+    from layergraph.cli.folders import TOKENIZER_FILES
     from layergraph.errors import MissingFileError
 
     try:
         # transformers makes an empty one where there are no files at all.
-        if not any(any(folder.glob(name)) for name in _TOKENIZER_FILES):
+        if not any(any(folder.glob(name)) for name in TOKENIZER_FILES):
             raise FileNotFoundError("no tokenizer files")
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:

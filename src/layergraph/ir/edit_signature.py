@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
@@ -12,6 +12,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 from layergraph.errors import EditError, NotFoundError
 from layergraph.ir import exported as torch_side
 from layergraph.ir.edit_nodes import NodeEdit
+from layergraph.ir.interface import inputs_of, with_names
 from layergraph.ir.program import Provenance
 from layergraph.ir.weights import Remap
 
@@ -97,11 +98,41 @@ class SignatureEdit(NodeEdit):
 
     def remove_input(self, name: str) -> None:
         """No longer take input ``name``; nothing may use it any more."""
+        for condition in self._interface.conditions:
+            if name in inputs_of(condition):
+                raise EditError(
+                    f"the graph holds under a condition on input {name!r}",
+                    pass_name=self.made_by,
+                    found=condition,
+                    do="keep the input",
+                )
         node = self._unused_placeholder(name)
         self._drop_placeholder(node)
         self._examples.pop(name, None)
         inputs = tuple(item for item in self._interface.inputs if item.name != name)
         self._interface = dataclasses.replace(self._interface, inputs=inputs)
+
+    def add_condition(self, condition: str, nodes: Mapping[str, torch.fx.Node]) -> None:
+        """Have each call checked for a condition on sizes that a spliced graph brings; see :class:`Interface`.
+
+        Args:
+            nodes: what stands here for each input that the condition speaks of.
+
+        Raises:
+            EditError: one of them is no input of this graph, so that nothing could check it.
+        """
+        inputs = {self.input_node(name): name for name in self._interface.input_names}
+        names = {name: inputs.get(nodes[name]) for name in inputs_of(condition)}
+        if missing := [name for name, own in names.items() if own is None]:
+            raise EditError(
+                f"a spliced graph holds under a condition on {missing[0]!r}, which is no input here",
+                pass_name=self.made_by,
+                found=condition,
+                do="splice a graph that holds for every size",
+            )
+        text = with_names(condition, {name: str(own) for name, own in names.items()})
+        conditions = dict.fromkeys((*self._interface.conditions, text))
+        self._interface = dataclasses.replace(self._interface, conditions=tuple(conditions))
 
     def add_parameter(self, target: str, tensor: torch.Tensor) -> torch.fx.Node:
         """A new parameter under the dotted name ``target``; a frozen one unless it requires grad already."""

@@ -17,25 +17,19 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from layergraph.errors import FormatError, InputError, MissingFileError, StorageError
-from layergraph.ir import exported as torch_side
+from layergraph.errors import FormatError, InputError, StorageError
 from layergraph.ir import safetensors_io
 from layergraph.ir.adapter_folder import read_adapters, sweep_adapters, write_adapters
-from layergraph.ir.cache_geometry import CacheGeometry
-from layergraph.ir.graph_json import dump_graph, load_graph
-from layergraph.ir.interface import Interface
-from layergraph.ir.layers import LayerIndex
-from layergraph.ir.program import GraphUnit, ModelInfo, Original, PassRecord, Program, Provenance
+from layergraph.ir.folder_read import MANIFEST, SCHEMA, build_units, inside, load_original, read_manifest, read_units
+from layergraph.ir.graph_json import dump_graph
+from layergraph.ir.program import GraphUnit, ModelInfo, Original, PassRecord, Program
 from layergraph.ir.weights import WeightMap
 
-SCHEMA = 1
-MANIFEST = "manifest.json"
 LAYOUTS = ("original", "graph")
 _FOREIGN = ("model.safetensors", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _PART = re.compile(r"(graph|original|weights|constants)-[\w.-]*[0-9a-f]{16}\.(json|safetensors)")
@@ -106,35 +100,35 @@ def load(folder: str | Path, *, verify: str = "full", progress: Progress | None 
         raise InputError(f"unknown verify {verify!r}", expected="full or graphs", do="use one of these")
     say = progress or (lambda text: None)
     root = Path(folder)
-    manifest = _read_manifest(root)
+    manifest = read_manifest(root)
     try:
         say("reading weights")
         tensors: dict[str, torch.Tensor] = {}
         for part in manifest["weights"]:
-            path = _inside(root, part["file"])
+            path = inside(root, part["file"])
             tensors.update(safetensors_io.read(path, part["sha256"] if verify == "full" else None))
         held: dict[str, torch.Tensor] = {}
         if manifest["constants"]:
             part = manifest["constants"]
-            held = safetensors_io.read(_inside(root, part["file"]), part["sha256"])
+            held = safetensors_io.read(inside(root, part["file"]), part["sha256"])
         remaps = WeightMap.from_list(manifest["remaps"])
         state = remaps.to_rewritten(tensors) if manifest["layout"] == "original" else dict(tensors)
         model = ModelInfo.from_dict(manifest["model"])
         shadow = read_adapters(root, manifest.get("shadow"), verify=verify, training=model.training)
         say("reading graphs")
-        saved = _read_units(root, manifest["graphs"])
+        saved = read_units(root, manifest["graphs"])
         if shadow is not None:
             for name, unit in saved.items():
                 wanted = tuple(item["name"] for item in unit.index["interface"]["inputs"])
                 examples = shadow.inputs(None, wanted, state).items()
                 held.update({f"graph/{name}/example/{key}": tensor.detach() for key, tensor in examples})
-        units = _build_units(saved, "graph", state, held, manifest["aliases"])
+        units = build_units(saved, "graph", state, held, manifest["aliases"])
         program = Program(
             units,
             remaps,
             model,
             history=tuple(PassRecord.from_dict(item) for item in manifest["history"]),
-            original=_load_original(root, manifest, held),
+            original=load_original(root, manifest, held),
             aliases=manifest["aliases"],
             shadow=shadow,
         )
@@ -315,120 +309,6 @@ def _publish(scratch: Path, target: Path, manifest: Mapping[str, Any], extra: Ma
 def _sync(path: Path) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
-
-
-# Reading ----------------------------------------------------------------------------------------------------------
-
-
-def _read_manifest(root: Path) -> dict[str, Any]:
-    path = root / MANIFEST
-    if not path.is_file():
-        raise MissingFileError(
-            f"no {MANIFEST} in the folder", path=str(root), do="give a folder that program.save() wrote"
-        )
-    try:
-        manifest = json.loads(path.read_bytes())
-        schema, kind = manifest["schema"], manifest["kind"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(
-            f"{MANIFEST} is damaged", path=str(root), found=str(error), do="copy the folder again, or save again"
-        ) from error
-    if kind != "layergraph program" or not isinstance(schema, int):
-        raise FormatError("this folder holds something else", path=str(root), expected="a program", found=str(kind))
-    if schema > SCHEMA:
-        raise FormatError(
-            "the folder was written by a newer layergraph",
-            path=str(root),
-            expected=f"schema {SCHEMA} or older",
-            found=f"schema {schema}",
-            do="upgrade layergraph",
-        )
-    return manifest
-
-
-def _read_part(root: Path, file: str, sha256: str) -> bytes:
-    path = _inside(root, file)
-    safetensors_io.check_hash(path, sha256)
-    return path.read_bytes()
-
-
-def _inside(root: Path, file: str) -> Path:
-    """A part's path. Parts lie in the folder itself: a manifest that says otherwise is damaged, or worse."""
-    if Path(file).name != file:
-        raise FormatError(f"{MANIFEST} names a file outside of the folder", path=str(root), found=file)
-    return root / file
-
-
-@dataclass(frozen=True)
-class _SavedUnit:
-    """A graph as it lies on disk, read but not built."""
-
-    graph: bytes
-    index: Mapping[str, Any]
-
-
-def _read_units(root: Path, parts: Mapping[str, Any]) -> dict[str, _SavedUnit]:
-    return {
-        name: _SavedUnit(
-            _read_part(root, part["file"], part["sha256"]),
-            json.loads(_read_part(root, part["index"], part["index_sha256"])),
-        )
-        for name, part in parts.items()
-    }
-
-
-def _build_units(
-    saved: Mapping[str, _SavedUnit],
-    kind: str,
-    state: dict[str, torch.Tensor],
-    held: Mapping[str, torch.Tensor],
-    aliases: Mapping[str, str],
-) -> dict[str, GraphUnit]:
-    tied = {alias: kept for alias, kept in aliases.items() if kept in state}
-    # Twice: graphs may take a tied weight under each of its names, and all of them must be one Parameter in the end.
-    state.update({alias: state[kept] for alias, kept in tied.items()})
-    for unit in saved.values():
-        _as_parameters(unit.graph, state)
-    state.update({alias: state[kept] for alias, kept in tied.items()})
-    units = {}
-    for name, unit in saved.items():
-        example_prefix = f"{kind}/{name}/example/"
-        constants = {key: held[f"{kind}/{name}/constant/{key}"] for key in unit.index["constants"]}
-        examples = {
-            key.removeprefix(example_prefix): tensor for key, tensor in held.items() if key.startswith(example_prefix)
-        }
-        provenance = unit.index["provenance"].items()
-        units[name] = GraphUnit(
-            load_graph(unit.graph, state, constants, examples, name),
-            Interface.from_dict(unit.index["interface"]),
-            LayerIndex.from_dict(unit.index["layers"]),
-            {node: Provenance(made_by, tuple(sources)) for node, (made_by, sources) in provenance},
-            CacheGeometry.from_dict(unit.index["cache"]) if unit.index["cache"] else None,
-        )
-    return units
-
-
-def _as_parameters(data: bytes, state: dict[str, torch.Tensor]) -> None:
-    """Make Parameters of the tensors that the graph's signature calls so; torch checks for it."""
-    for spec in json.loads(data)["graph_module"]["signature"]["input_specs"]:
-        name = spec.get("parameter", {}).get("parameter_name")
-        if name is None:
-            continue
-        if name not in state:
-            raise FormatError(f"no weight {name!r} among those saved", do="copy the folder again, or save again")
-        state[name] = torch_side.as_parameter(state[name])
-
-
-def _load_original(root: Path, manifest: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> Original | None:
-    if not manifest["original"]:
-        return None
-    # Read now, built when asked for: the folder may be overwritten in between.
-    saved = _read_units(root, manifest["original"])
-    aliases = manifest["original_aliases"]
-    parameters = {
-        name: (tuple(shape), getattr(torch, dtype)) for name, (shape, dtype) in manifest["original_parameters"].items()
-    }
-    return Original(lambda state: _build_units(saved, "original", state, held, aliases), parameters, aliases)
 
 
 __all__ = ["load", "save"]

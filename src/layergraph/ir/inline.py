@@ -45,7 +45,8 @@ def inline(
         prefix: module path that everything copied lies under.
 
     Raises:
-        EditError: an input is not bound, a size would become fixed, or the graph holds what cannot be copied.
+        EditError: an input is not bound, a size would become fixed, the graph holds what cannot be copied, or it holds
+            for some sizes of what is no input of the host.
     """
     given = dict(state or {})
     exported = unit.exported
@@ -68,6 +69,8 @@ def inline(
         if target not in given and node.users:
             given[target] = _add_state(edit, unit, target, f"{prefix}.{target}")
         made[node] = given.get(target)
+    for condition in unit.interface.conditions:
+        edit.add_condition(condition, inputs)
     _copy(edit, exported.graph_module, made, before, prefix)
     output = next(iter(reversed(exported.graph.nodes)))
     flat = output.args[0][-len(unit.interface.outputs) :]

@@ -191,9 +191,19 @@ def holds(condition: str, tensors: Mapping[str, torch.Tensor]) -> bool:
         return True
 
 
+def inputs_of(condition: str) -> tuple[str, ...]:
+    """The inputs whose sizes a condition speaks of."""
+    return tuple(dict.fromkeys(name for name, _ in _SIZE.findall(condition)))
+
+
+def with_names(condition: str, names: Mapping[str, str]) -> str:
+    """The same condition over inputs of other names."""
+    return _SIZE.sub(lambda found: f"{names[found[1]]}.shape[{found[2]}]", condition)
+
+
 def wrong_sizes(broken: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> InputError:
     """The error for sizes that break conditions under which the graph was traced."""
-    told = {found[0] for text in broken for found in _SIZE.findall(text)}
+    told = {name for text in broken for name in inputs_of(text)}
     return InputError(
         "the graph does not take inputs of these sizes",
         expected="; ".join(sorted(broken, key=len)[:2]),
@@ -380,6 +390,8 @@ __all__ = [
     "flat_name",
     "flatten_argument",
     "holds",
+    "inputs_of",
     "place_in_template",
+    "with_names",
     "wrong_sizes",
 ]

@@ -8,6 +8,7 @@ from layergraph.errors import InputError, NotSupportedError
 from layergraph.ir.program import GraphUnit, Program
 from layergraph.runtime.cache import DualCache
 from layergraph.runtime.engine import runner
+from layergraph.runtime.ownership import check_geometry, check_writer
 from layergraph.runtime.pieces import join
 
 
@@ -43,12 +44,12 @@ class Session:
         device = next(iter(program.state.values())).device
         self.cache = cache if cache is not None else DualCache(program, capacity=capacity, device=device)
         self.unit: GraphUnit = program["step"]
-        self.cache.check(self.unit.cache)
+        check_geometry(self.cache, self.unit.cache)
         self.adapter = program.shadow[adapter] if program.shadow is not None and adapter is not None else None
         self.engine = engine
         self._run_graph = runner(self.unit, engine)
         self._adapter_inputs = program.adapter_inputs("step", adapter)
-        self.cache.check_writer(self.adapter)
+        check_writer(self.cache, self.adapter)
         self._names = set(self.unit.interface.input_names)
         self._embeds = next((item for item in self.unit.interface.inputs if item.name == "inputs_embeds"), None)
 
@@ -90,7 +91,7 @@ class Session:
                 "the shadow backbone looks tokens up in a table of its own, of another width",
                 do="pass input_ids, or weave an adapter with share_embeddings=True",
             )
-        self.cache.check_writer(self.adapter)
+        check_writer(self.cache, self.adapter)
         self.cache.reserve(real)
         self.cache.writer = self.adapter
         limit = self.cache.max_tokens() or count

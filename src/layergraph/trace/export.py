@@ -16,7 +16,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from layergraph.errors import InputError, InputTypeError, LayerGraphError, NotSupportedError, TraceError
+from layergraph.errors import InputError, LayerGraphError, NotSupportedError, TraceError
 from layergraph.ir import exported as torch_side
 from layergraph.ir.interface import GraphInput, Interface, Template
 from layergraph.ir.layers import LayerIndex
@@ -24,7 +24,6 @@ from layergraph.ir.program import GraphUnit, ModelInfo, Program
 from layergraph.ir.weights import WeightMap
 from layergraph.trace.conditions import conditions
 from layergraph.trace.flatten import (
-    FlatInputs,
     bind_example,
     flatten_inputs,
     flatten_output,
@@ -33,6 +32,7 @@ from layergraph.trace.flatten import (
 )
 from layergraph.trace.isolate import isolate
 from layergraph.trace.marks import Recorder, qualified
+from layergraph.trace.sizes import size_labels
 
 Progress = Callable[[str], None]
 # Exports share torch's tracing state; two at once in one process would meet there.
@@ -85,7 +85,7 @@ def trace(
             raise InputError("example_inputs hold no tensor", do="pass the tensors that forward takes")
         if example_inputs is not None:
             _try_eager(model, arguments)
-        labels = _size_labels(twin, flat, prepared, dynamic, hf)
+        labels = size_labels(twin, flat, prepared, dynamic, hf)
         shapes = {
             name: dict.fromkeys(labels.get(name, range(tensor.dim()) if dynamic is True else ()), Dim.AUTO)
             for name, tensor in flat.tensors.items()
@@ -204,46 +204,6 @@ def _hugging_face(model: nn.Module) -> Any:
     from layergraph.trace import hf
 
     return hf
-
-
-def _size_labels(
-    model: nn.Module,
-    flat: FlatInputs,
-    prepared: Mapping[str, Any],
-    dynamic: bool | Mapping[str, Mapping[int, str]],
-    hf: Any,
-) -> Mapping[str, Mapping[int, str]]:
-    """For each input which sizes may vary, and what they are called.
-
-    An input that is not named may vary wherever torch finds that the model's arithmetic allows it (``dynamic=True``),
-    or nowhere.
-    """
-    if not isinstance(dynamic, (bool, Mapping)):
-        raise InputTypeError(
-            "dynamic is neither True, False nor a mapping", found=repr(dynamic)[:100], do="write {'x': {0: 'batch'}}"
-        )
-    if isinstance(dynamic, Mapping):
-        unknown = [name for name in dynamic if name not in flat.tensors]
-        if unknown:
-            raise InputError(
-                f"dynamic names {', '.join(map(repr, unknown))}, which is no tensor input",
-                expected=", ".join(flat.tensors),
-                do="name the inputs as given in example_inputs",
-            )
-        for name, dims in dynamic.items():
-            rank = flat.tensors[name].dim()
-            is_right = isinstance(dims, Mapping) and all(
-                isinstance(dim, int) and 0 <= dim < rank and isinstance(label, str) for dim, label in dims.items()
-            )
-            if not is_right:
-                raise InputError(
-                    f"dynamic does not say which sizes of {name!r} may vary",
-                    expected=f"a mapping from dimensions, 0 to {rank - 1}, to names of sizes: {{0: 'batch'}}",
-                    found=repr(dims)[:100],
-                    do="write it that way",
-                )
-        return dynamic
-    return hf.dynamic_dims(model, dict(prepared)) if dynamic and hf is not None else {}
 
 
 def _export(

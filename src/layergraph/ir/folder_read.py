@@ -1,0 +1,146 @@
+"""The reading half of :mod:`layergraph.ir.folder`: the manifest, parts by their hashes, graphs over their weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from layergraph.errors import FormatError, MissingFileError
+from layergraph.ir import exported as torch_side
+from layergraph.ir import safetensors_io
+from layergraph.ir.cache_geometry import CacheGeometry
+from layergraph.ir.graph_json import load_graph
+from layergraph.ir.interface import Interface
+from layergraph.ir.layers import LayerIndex
+from layergraph.ir.program import GraphUnit, Original, Provenance
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+
+
+def read_manifest(root: Path) -> dict[str, Any]:
+    path = root / MANIFEST
+    if not path.is_file():
+        raise MissingFileError(
+            f"no {MANIFEST} in the folder", path=str(root), do="give a folder that program.save() wrote"
+        )
+    try:
+        manifest = json.loads(path.read_bytes())
+        schema, kind = manifest["schema"], manifest["kind"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(
+            f"{MANIFEST} is damaged", path=str(root), found=str(error), do="copy the folder again, or save again"
+        ) from error
+    if kind != "layergraph program" or not isinstance(schema, int):
+        raise FormatError("this folder holds something else", path=str(root), expected="a program", found=str(kind))
+    if schema > SCHEMA:
+        raise FormatError(
+            "the folder was written by a newer layergraph",
+            path=str(root),
+            expected=f"schema {SCHEMA} or older",
+            found=f"schema {schema}",
+            do="upgrade layergraph",
+        )
+    return manifest
+
+
+def _read_part(root: Path, file: str, sha256: str) -> bytes:
+    path = inside(root, file)
+    safetensors_io.check_hash(path, sha256)
+    return path.read_bytes()
+
+
+def inside(root: Path, file: str) -> Path:
+    """A part's path. Parts lie in the folder itself: a manifest that says otherwise is damaged, or worse."""
+    if Path(file).name != file:
+        raise FormatError(f"{MANIFEST} names a file outside of the folder", path=str(root), found=file)
+    return root / file
+
+
+@dataclass(frozen=True)
+class SavedUnit:
+    """A graph as it lies on disk, read but not built."""
+
+    graph: bytes
+    index: Mapping[str, Any]
+
+
+def read_units(root: Path, parts: Mapping[str, Any]) -> dict[str, SavedUnit]:
+    return {
+        name: SavedUnit(
+            _read_part(root, part["file"], part["sha256"]),
+            json.loads(_read_part(root, part["index"], part["index_sha256"])),
+        )
+        for name, part in parts.items()
+    }
+
+
+def build_units(
+    saved: Mapping[str, SavedUnit],
+    kind: str,
+    state: dict[str, torch.Tensor],
+    held: Mapping[str, torch.Tensor],
+    aliases: Mapping[str, str],
+) -> dict[str, GraphUnit]:
+    tied = {alias: kept for alias, kept in aliases.items() if kept in state}
+    # Twice: graphs may take a tied weight under each of its names, and all of them must be one Parameter in the end.
+    state.update({alias: state[kept] for alias, kept in tied.items()})
+    for unit in saved.values():
+        _as_parameters(unit.graph, state)
+    state.update({alias: state[kept] for alias, kept in tied.items()})
+    units = {}
+    for name, unit in saved.items():
+        example_prefix = f"{kind}/{name}/example/"
+        constants = {key: held[f"{kind}/{name}/constant/{key}"] for key in unit.index["constants"]}
+        examples = {
+            key.removeprefix(example_prefix): tensor for key, tensor in held.items() if key.startswith(example_prefix)
+        }
+        provenance = unit.index["provenance"].items()
+        units[name] = GraphUnit(
+            load_graph(unit.graph, state, constants, examples, name),
+            Interface.from_dict(unit.index["interface"]),
+            LayerIndex.from_dict(unit.index["layers"]),
+            {node: Provenance(made_by, tuple(sources)) for node, (made_by, sources) in provenance},
+            CacheGeometry.from_dict(unit.index["cache"]) if unit.index["cache"] else None,
+        )
+    return units
+
+
+def _as_parameters(data: bytes, state: dict[str, torch.Tensor]) -> None:
+    """Make Parameters of the tensors that the graph's signature calls so; torch checks for it."""
+    for spec in json.loads(data)["graph_module"]["signature"]["input_specs"]:
+        name = spec.get("parameter", {}).get("parameter_name")
+        if name is None:
+            continue
+        if name not in state:
+            raise FormatError(f"no weight {name!r} among those saved", do="copy the folder again, or save again")
+        state[name] = torch_side.as_parameter(state[name])
+
+
+def load_original(root: Path, manifest: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> Original | None:
+    if not manifest["original"]:
+        return None
+    # Read now, built when asked for: the folder may be overwritten in between.
+    saved = read_units(root, manifest["original"])
+    aliases = manifest["original_aliases"]
+    parameters = {
+        name: (tuple(shape), getattr(torch, dtype)) for name, (shape, dtype) in manifest["original_parameters"].items()
+    }
+    return Original(lambda state: build_units(saved, "original", state, held, aliases), parameters, aliases)
+
+
+__all__ = [
+    "MANIFEST",
+    "SCHEMA",
+    "SavedUnit",
+    "build_units",
+    "inside",
+    "load_original",
+    "read_manifest",
+    "read_units",
+]
