@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 
 import pytest
 import torch
@@ -77,6 +78,10 @@ def test_row11_saved_complete_and_a_program_that_generates(family, tmp_path):
     assert torch.equal(small.generate(**inputs, **options), expected)
     small.save(tmp_path / "small")
     assert torch.equal(lg.load(tmp_path / "small").generate(**inputs, **options), expected)
+    cls, shape = type(again.backbone), tmp_path / "shadow-False" / "shadow.json"
+    shape.write_text(shape.read_text().replace(f"{cls.__module__}:{cls.__qualname__}", f"{subprocess.__name__}:Popen"))
+    with pytest.raises(lg.LayerGraphError, match="is not there"):  # a file must not choose what is called
+        DetachedShadow.from_pretrained(tmp_path / "shadow-False")
     (tmp_path / "shadow-True" / "model.safetensors").write_bytes(b"\0" * 40)
     with pytest.raises(ValueError, match="saved shadow cannot be read"):
         DetachedShadow.from_pretrained(tmp_path / "shadow-True")

@@ -231,7 +231,9 @@ def _projected(source: str, raw: dict[str, Any]) -> tuple[Any, nn.Linear]:
 
 
 def find_class(qualified: str) -> Any:
-    """The class named ``module:qualname``: of transformers, or of a module that the caller has imported already."""
+    """The model or config class named ``module:qualname``: of transformers, or of a module that is imported already."""
+    from transformers import PreTrainedConfig, PreTrainedModel
+
     module_name, _, name = qualified.partition(":")
     if module_name.partition(".")[0] == "transformers":
         found: Any = importlib.import_module(module_name)
@@ -239,7 +241,8 @@ def find_class(qualified: str) -> Any:
         found = sys.modules.get(module_name)  # a damaged file must not choose imports
     for part in name.split("."):
         found = getattr(found, part, None)
-    if found is None:
+    # Names come from files: one must not get to call anything else.
+    if not (isinstance(found, type) and issubclass(found, (PreTrainedModel, PreTrainedConfig))):
         raise NotSupportedError(
             f"the model's class {qualified} is not there",
             pass_name=_PASS,
