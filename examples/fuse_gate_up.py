@@ -1,6 +1,6 @@
 """A fusion family in one file: the gate and up projections of a gated MLP become one product.
 
-Run it: ``python examples/fuse_gate_up.py``. What a family needs is here in order: a pattern (:meth:`FuseGateUp.find`),
+Run it: ``python examples/fuse_gate_up.py``. What a family needs is here in order: a pattern (``GATED``),
 a replacement (:meth:`FuseGateUp.rewrite`), a weight map in both directions (``concat-rows``), a name.
 """
 
@@ -13,12 +13,17 @@ from typing import Any, ClassVar
 import torch
 
 import layergraph as lg
-from layergraph.ir.layers import module_path
+from layergraph.ir.match import Op, Value, Weight, find
 from layergraph.ir.weights import Remap, RemapKind, register_remap
 from layergraph.passes.base import Findings, Promise, Refusal, Site
 
 ATEN = torch.ops.aten
-_ACTIVATIONS = (ATEN.silu.default, ATEN.gelu.default)
+# The pattern: ``act(linear(x, gate)) * linear(x, up)``, in either order.
+GATED = Op(
+    ATEN.mul,
+    Op((ATEN.silu, ATEN.gelu), Op(ATEN.linear, Value("x"), Weight("gate_weight"), Value("gate_bias"), name="gate")),
+    Op(ATEN.linear, Value("x"), Weight("up_weight"), Value("up_bias"), name="up"),
+)
 
 
 # The weight map: both directions together, tested bit for bit by check_pass.
@@ -60,17 +65,18 @@ class FuseGateUp(lg.Pass):
 
     def find(self, program: Any, graph: str) -> Findings:
         sites, refusals = [], []
-        for node in program[graph].graph.nodes:
-            pair = _gate_and_up(node)
-            if pair is None:
-                continue
-            path = module_path(node)
-            if any(len(linear.args) > 2 and linear.args[2] is not None for linear in pair):
-                refusals.append(Refusal(path, "R1", "projections without bias", "a bias"))
-            elif any(len(linear.args[1].users) > 1 for linear in pair):
-                refusals.append(Refusal(path, "R2", "weights of these projections alone", "one that is used elsewhere"))
+        for match in find(program[graph], GATED):
+            gate, up = match["gate"], match["up"]
+            if match.leaks:
+                continue  # a projection that something else uses as well is another kind of block
+            if match["gate_bias"] is not None or match["up_bias"] is not None:
+                refusals.append(Refusal(match.path, "R1", "projections without bias", "a bias"))
+            elif any(len(match[weight].users) > 1 for weight in ("gate_weight", "up_weight")):
+                refusals.append(
+                    Refusal(match.path, "R2", "weights of these projections alone", "one that is used elsewhere")
+                )
             else:
-                sites.append(Site(path, (pair[0].name, pair[1].name), "gate and up in one product"))
+                sites.append(Site(match.path, (gate.name, up.name), "gate and up in one product"))
         return Findings(tuple(sites), tuple(refusals))
 
     def rewrite(self, site: Site, edit: lg.Edit) -> None:
@@ -88,19 +94,6 @@ class FuseGateUp(lg.Pass):
         edit.erase(gate)
         edit.erase(up)
         edit.refresh_users(both)
-
-
-def _gate_and_up(node: torch.fx.Node) -> tuple[torch.fx.Node, torch.fx.Node] | None:
-    """``mul(act(linear(x, gate)), linear(x, up))``, read from its last node."""
-    if node.target is not ATEN.mul.Tensor or len(node.all_input_nodes) != 2:
-        return None
-    act, up = node.args
-    if act.target not in _ACTIVATIONS or up.target is not ATEN.linear.default:
-        return None
-    gate = act.args[0]
-    is_pair = gate.target is ATEN.linear.default and gate.args[0] is up.args[0] and len(gate.users) == 1
-    are_weights = all(linear.args[1].op == "placeholder" for linear in (gate, up)) if is_pair else False
-    return (gate, up) if are_weights and len(up.users) == 1 else None
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ every module has its input and output nodes by name. :class:`LayerIndex` is a va
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -214,6 +215,13 @@ def module_path(node: torch.fx.Node) -> str:
     return next(reversed(stack.values()))[0].partition("@")[0] if stack else ""
 
 
+def path_pattern(glob: str) -> re.Pattern[str]:
+    """A module path or glob as a regular expression: ``*`` within one name, ``**`` across dots, ``?``, ``[0-3]``."""
+    text = fnmatch.translate(glob.replace("**", "\0").replace("*", "\1"))
+    body = text.removeprefix("(?s:").removesuffix(")\\Z").removesuffix(")\\z")
+    return re.compile(body.replace("\\\0", ".*").replace("\0", ".*").replace("\\\1", r"[^.]*").replace("\1", r"[^.]*"))
+
+
 def span(graph: torch.fx.Graph, path: str) -> list[torch.fx.Node]:
     """The nodes made inside the module at ``path``, in graph order."""
     return [node for node in graph.nodes if _inside(node, path)]
@@ -235,4 +243,4 @@ def user_nodes(nodes: Iterable[torch.fx.Node]) -> Iterator[torch.fx.Node]:
                 yield user
 
 
-__all__ = ["LayerIndex", "ModuleCall", "module_path", "span", "user_nodes"]
+__all__ = ["LayerIndex", "ModuleCall", "module_path", "path_pattern", "span", "user_nodes"]

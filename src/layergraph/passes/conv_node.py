@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from layergraph.ir.match import arguments
+
 ATEN = torch.ops.aten
 CONVOLUTIONS = (
     ATEN.conv1d.default,
@@ -34,14 +36,10 @@ class Conv:
 
     @classmethod
     def read(cls, node: torch.fx.Node) -> Conv:
-        shape = node.args[1].meta["val"].shape
+        given = arguments(node)
+        shape = given["weight"].meta["val"].shape
         n_dims = len(shape) - 2
-        args = [*node.args[3:]]
-        names = ["stride", "padding", "dilation", "groups"]
-        if node.target is ATEN.convolution.default:
-            names = ["stride", "padding", "dilation", "transposed", "output_padding", "groups"]
-        given = {**dict(zip(names, args, strict=False)), **node.kwargs}
-        padding = given.get("padding", 0)
+        padding = given["padding"]
         if padding == "valid":
             padding = 0
         elif padding == "same":
@@ -50,10 +48,10 @@ class Conv:
             node,
             tuple(int(size) for size in shape),
             tuple(int(size) for size in shape[2:]),
-            _per_dim(given.get("stride", 1), n_dims),
+            _per_dim(given["stride"], n_dims),
             _per_dim(padding, n_dims),
-            _per_dim(given.get("dilation", 1), n_dims),
-            int(given.get("groups", 1)),
+            _per_dim(given["dilation"], n_dims),
+            int(given["groups"]),
         )
 
     @property
@@ -71,11 +69,18 @@ class Conv:
 
     @property
     def input(self) -> torch.fx.Node:
-        return self.node.args[0]
+        node: torch.fx.Node = arguments(self.node)["input"]
+        return node
+
+    @property
+    def weight(self) -> torch.fx.Node:
+        node: torch.fx.Node = arguments(self.node)["weight"]
+        return node
 
     @property
     def bias(self) -> torch.fx.Node | None:
-        return self.node.args[2] if len(self.node.args) > 2 else self.node.kwargs.get("bias")
+        bias: torch.fx.Node | None = arguments(self.node)["bias"]
+        return bias
 
     @property
     def is_batched(self) -> bool:

@@ -14,6 +14,7 @@ from layergraph.errors import InputError
 from layergraph.ir.edit import Edit
 from layergraph.ir.exported import hint
 from layergraph.ir.layers import module_path
+from layergraph.ir.match import arguments
 from layergraph.ir.program import GraphUnit, Program
 from layergraph.ir.weights import Remap
 from layergraph.passes.base import Findings, Pass, Promise, Refusal, Site
@@ -98,8 +99,8 @@ class FusePatchEmbed(Pass):
                 refusals.append(refusal)
                 continue
             conv = Conv.read(node)
-            weight = list(node.args[1].meta["val"].shape)
-            if len(node.args[1].users) > 1:
+            weight = list(conv.weight_shape)
+            if len(conv.weight.users) > 1:
                 notes.append(f"{path}: its weight is used elsewhere too, so it keeps its shape and is viewed in place")
             detail = f"conv{conv.n_dims}d {weight} -> linear [{weight[0]}, {conv.n_inputs}]"
             detail += f" in {conv.groups} groups" if conv.groups > 1 else ""
@@ -111,7 +112,7 @@ class FusePatchEmbed(Pass):
         conv = Conv.read(node)
         if conv.n_dims != 2 or self.conv2d is True:
             return None, ""
-        weight = node.args[1].meta["val"]  # type: ignore[union-attr]
+        weight = conv.weight.meta["val"]
         dtype = str(weight.dtype).removeprefix("torch.")
         if self.conv2d is False:
             return Refusal(path, "R6", "conv2d=True", "conv2d=False"), ""
@@ -141,9 +142,10 @@ class FusePatchEmbed(Pass):
 
 
 def _refuse(unit: GraphUnit, node: torch.fx.Node, path: str) -> Refusal | None:
-    if node.target in TRANSPOSED or (node.target is ATEN.convolution.default and node.args[6]):
+    given = arguments(node)
+    if node.target in TRANSPOSED or given.get("transposed"):
         return Refusal(path, "R4", "a convolution", "a transposed one")
-    weight = node.args[1]
+    weight = given["weight"]
     if not isinstance(weight, torch.fx.Node) or weight.name not in unit.targets:
         return Refusal(path, "R5", "a parameter as weight", f"computed by %{getattr(weight, 'name', weight)}")
     conv = Conv.read(node)
@@ -163,7 +165,7 @@ def _refuse(unit: GraphUnit, node: torch.fx.Node, path: str) -> Refusal | None:
 
 def _matrix(conv: Conv, edit: Edit) -> torch.fx.Node:
     """The weight as a matrix [D, K], or [groups, D / groups, K]."""
-    weight: torch.fx.Node = conv.node.args[1]
+    weight = conv.weight
     original = [int(size) for size in weight.meta["val"].shape]
     shape = [conv.n_outputs, conv.n_inputs]
     if conv.groups > 1:
