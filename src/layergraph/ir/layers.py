@@ -92,11 +92,14 @@ class LayerIndex:
         calls: see :class:`ModuleCall`.
         bases: for each class of a call, the classes it derives from (itself first), as ``module:qualname``.
         spare: what modules returned and nothing in the graph uses.
+        returned: what the model adds to its return value when asked, where it was run to find out: key -> field ->
+            for each entry the module values it is, see :mod:`layergraph.trace.hf_returned`.
     """
 
     calls: tuple[ModuleCall, ...] = ()
     bases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     spare: Spare = field(default_factory=Spare)
+    returned: Mapping[str, Mapping[str, tuple[tuple[str, ...], ...]]] = field(default_factory=dict)
 
     @cached_property
     def by_path(self) -> Mapping[str, tuple[ModuleCall, ...]]:
@@ -193,13 +196,21 @@ class LayerIndex:
             "calls": [call.to_list() for call in self.calls],
             "bases": {name: list(bases) for name, bases in self.bases.items()},
             "spare": self.spare.to_dict(),
+            "returned": {
+                key: {name: [list(places) for places in entries] for name, entries in fields.items()}
+                for key, fields in self.returned.items()
+            },
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LayerIndex:
         calls = tuple(ModuleCall.from_list(item) for item in data["calls"])
         bases = {name: tuple(bases) for name, bases in data["bases"].items()}
-        return cls(calls, bases, Spare.from_dict(data.get("spare", {})))
+        returned = {
+            key: {name: tuple(map(tuple, entries)) for name, entries in fields.items()}
+            for key, fields in data.get("returned", {}).items()
+        }
+        return cls(calls, bases, Spare.from_dict(data.get("spare", {})), returned)
 
 
 def _resolve(names: Mapping[str, str | None], node: str) -> str | None:

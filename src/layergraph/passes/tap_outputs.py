@@ -17,9 +17,9 @@ from layergraph.ir.layers import ModuleCall, module_path
 from layergraph.ir.program import GraphUnit, Program
 from layergraph.ir.spare import SpareNode
 from layergraph.passes.base import Findings, Pass, Promise, Refusal, Site, freeze
-from layergraph.passes.tap_registry import Recorded, record, registry_keys
+from layergraph.passes.tap_registry import record, registry_keys
 from layergraph.passes.tap_targets import find_calls, find_ops
-from layergraph.passes.tap_values import call_output, revive, spare_nodes
+from layergraph.passes.tap_values import Entry, Recorded, call_output, revive, spare_nodes
 
 ATEN = torch.ops.aten
 _REDUCTIONS = ("last", "mean", "norm")
@@ -134,7 +134,7 @@ class TapOutputs(Pass):
     def find(self, program: Program, graph: str) -> Findings:
         unit = program[graph]
         refusals: list[Refusal] = []
-        if isinstance(self.what, str) and self.what in registry_keys(program.model):
+        if isinstance(self.what, str) and self.what in registry_keys(program.model, unit.layers):
             targets = list(self._from_registry(program, unit, refusals))
         else:
             targets = list(self._from_graph(program, unit, refusals))
@@ -180,7 +180,7 @@ class TapOutputs(Pass):
                 if self.at == "input":
                     value = entry.given
                 if value is None:
-                    refusals.append(_refuse(entry.path, is_none=False))
+                    refusals.append(_refuse_between(entry) if entry.is_between else _refuse(entry.path, is_none=False))
                     continue
                 name = ".".join([*item.field, str(position)])
                 yield _Target(value, name, (*item.field, position), count, entry.path)
@@ -328,8 +328,10 @@ def _explain_nothing(key: str, tuples: list[Recorded], program: Program) -> None
 
 def _nothing(what: Any, program: Program, unit: GraphUnit) -> list[Any]:
     text = getattr(what, "pattern", getattr(what, "__qualname__", what))
-    near = difflib.get_close_matches(str(text), [*registry_keys(program.model), *unit.layers.by_path], n=3, cutoff=0.5)
-    keys = ", ".join(registry_keys(program.model)) or "none"
+    near = difflib.get_close_matches(
+        str(text), [*registry_keys(program.model, unit.layers), *unit.layers.by_path], n=3, cutoff=0.5
+    )
+    keys = ", ".join(registry_keys(program.model, unit.layers)) or "none"
     raise NotFoundError(
         f"{text!r} matches nothing to tap",
         pass_name="tap-outputs",
@@ -356,6 +358,10 @@ def _refuse(path: str, is_none: bool) -> Refusal:
     return Refusal(
         path, "R2", "a value that plain ops compute", "one that nothing used, and that needs more than those"
     )
+
+
+def _refuse_between(entry: Entry) -> Refusal:
+    return Refusal(entry.path, "R2", "a value that a module takes or gives", "one that code between modules makes")
 
 
 def _call_value(unit: GraphUnit, call: ModuleCall, at: str, index: int | None) -> tuple[str | None, bool]:

@@ -7,65 +7,31 @@ goes to the innermost model whose forward collects, if that one records the key 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from layergraph.ir.interface import Template
 from layergraph.ir.layers import LayerIndex, ModuleCall
 from layergraph.ir.program import Capture, GraphUnit, ModelInfo
-from layergraph.passes.tap_values import SPARE, call_output
+from layergraph.passes.tap_returned import place_returned
+from layergraph.passes.tap_values import SPARE, Entry, Recorded, call_output
 
 _PRETRAINED = "transformers.modeling_utils:PreTrainedModel"
 # Keys that upstream's output_attentions brings along, for models that record them.
 _COMPANIONS = {"attentions": ("cross_attentions", "mask_decoder_attentions")}
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One entry of the tuple that a registry key gives.
-
-    Attributes:
-        path: the module it was recorded on.
-        value: what it is, see :mod:`layergraph.passes.tap_values`; None where it cannot be had.
-        own: the module's own value where the entry was replaced by the last hidden state, else the same.
-        given: what went into the module.
-        is_initial: whether it is the input of the first recorded module.
-    """
-
-    path: str
-    value: str | None
-    own: str | None
-    given: str | None
-    is_initial: bool = False
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """All entries of one key for one collecting model, and the field of the return value they stand in.
-
-    ``n_none`` modules returned None there.
-    """
-
-    key: str
-    collector: str
-    field: tuple[str, ...]
-    entries: tuple[Entry, ...]
-    n_none: int
-
-
-def registry_keys(model: ModelInfo) -> tuple[str, ...]:
-    """The keys the model can record, in its own order."""
-    return tuple(dict.fromkeys(capture.key for capture in model.captures)) if model.collectors else ()
+def registry_keys(model: ModelInfo, layers: LayerIndex) -> tuple[str, ...]:
+    """The keys the model can record, in its own order, and those that its own code collects."""
+    recorded = [capture.key for capture in model.captures] if model.collectors else []
+    return tuple(dict.fromkeys([*recorded, *layers.returned]))
 
 
 def record(unit: GraphUnit, model: ModelInfo, key: str) -> list[Recorded]:
     """The tuples that key gives, one for each collecting model that has any entry."""
-    companions = [other for other in _COMPANIONS.get(key, ()) if other in registry_keys(model)]
-    found = []
+    companions = [other for other in _COMPANIONS.get(key, ()) if other in registry_keys(model, unit.layers)]
+    found: list[Recorded] = []
     for name in (key, *companions):
-        for collector in model.collectors:
-            recorded = _record_one(unit, model, name, collector)
-            if recorded is not None:
-                found.append(recorded)
+        recorded = (_record_one(unit, model, name, collector) for collector in model.collectors)
+        found += place_returned(unit, name, [item for item in recorded if item is not None])
     return found
 
 
@@ -200,4 +166,4 @@ def _nested_field(unit: GraphUnit, collector: str, fields: dict[str, Template]) 
     return None
 
 
-__all__ = ["Entry", "Recorded", "record", "registry_keys"]
+__all__ = ["record", "registry_keys"]

@@ -6,6 +6,8 @@ put back into the graph when, and only when, it is tapped.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from layergraph.ir.edit import Edit
@@ -15,8 +17,45 @@ from layergraph.ir.spare import SpareNode, from_data, target_of
 SPARE = "~"
 
 
-def call_output(layers: LayerIndex, call: ModuleCall, index: int = 0) -> tuple[str | None, bool]:
-    """Entry ``index`` of what a module returned, and whether the module returned None there.
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the tuple that a registry key gives.
+
+    Attributes:
+        path: the module it was recorded on.
+        value: what it is, see :mod:`layergraph.passes.tap_values`; None where it cannot be had.
+        own: the module's own value where the entry was replaced by the last hidden state, else the same.
+        given: what went into the module.
+        is_initial: whether it is the input of the first recorded module.
+        is_between: whether code between modules makes it, so that it is no value of any module.
+    """
+
+    path: str
+    value: str | None
+    own: str | None
+    given: str | None
+    is_initial: bool = False
+    is_between: bool = False
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """All entries of one key for one collecting model, and the field of the return value they stand in.
+
+    ``n_none`` modules returned None there.
+    """
+
+    key: str
+    collector: str
+    field: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    n_none: int
+
+
+def call_output(
+    layers: LayerIndex, call: ModuleCall, index: int = 0, *, key: str | None = None
+) -> tuple[str | None, bool]:
+    """Entry ``index`` (or the one at ``key``) of what a module returned, and whether the module returned None there.
 
     (None, False) is a tensor that cannot be had: it needs more than plain ops, or what a pass removed.
 
@@ -25,10 +64,11 @@ def call_output(layers: LayerIndex, call: ModuleCall, index: int = 0) -> tuple[s
     """
     if not call.outputs:
         return None, True
-    node = call.output(index)
+    key = call.output_key(index) if key is None else key
+    node = next((node for name, node in call.outputs if name == key), None)
     if node is not None:
         return node, False
-    spare = layers.spare_output(call, index)
+    spare = layers.spare.outputs.get(f"{call.path}#{call.occurrence}:{key}")
     return (f"{SPARE}{spare}" if spare else None), spare is None
 
 
@@ -80,4 +120,4 @@ def _same_call(
     return None
 
 
-__all__ = ["SPARE", "call_output", "revive", "spare_nodes"]
+__all__ = ["SPARE", "Entry", "Recorded", "call_output", "revive", "spare_nodes"]

@@ -129,7 +129,7 @@ def _reason(found: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     if found.get("beyond_eager"):
         text += f" eager gives no {', '.join(found['beyond_eager'])} here"
     if found.get("by_hand"):
-        text += f" {', '.join(found['by_hand'])}: collected by the model's own code, not recorded"
+        text += f" {', '.join(found['by_hand'])}: made by code between modules, left alone"
     return _cell(text.strip())
 
 

@@ -87,6 +87,8 @@ def _fields(config: Any, overrides: Mapping[str, Any], tokens: _Tokens) -> dict[
             small = _small(name, value, config, n_layers, tokens)
             if small is not value:
                 made[name] = small
+    if getattr(vars(type(config)).get("image_size"), "fset", None) and "image_size" not in accepted:
+        made["image_size"] = IMAGE  # a property that sets the sizes of the configs inside, over what they say
     for name in nested:
         value = getattr(config, name, None)
         if value is not None and not isinstance(value, Mapping):
@@ -149,6 +151,8 @@ def _small_list(name: str, value: list[Any], n_layers: int | None) -> Any:
         # Keep both kinds where there are two: the last layer, and one unlike it
         other = next((item for item in value if item != value[-1]), value[0])
         return [other, *[value[-1]] * (LAYERS - 1)]
+    if name == "backbone_feature_sizes":  # a pyramid of (height, width), the last in patches
+        return [[IMAGE // PATCH * side // value[-1][0] for side in level] for level in value]
     if name == "conv_dim":
         return [32] * len(value)
     if name == "tdnn_dim":

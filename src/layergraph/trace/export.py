@@ -118,6 +118,10 @@ def trace(
                 shared = torch_side.with_state(step.exported, exported.state_dict)
                 units["step"] = replace(step, exported=shared)
             info = replace(info, uncached_because=reason)
+        if hf is not None and (found := hf.returned(twin, prepared, layers)):
+            units = {
+                name: replace(unit, layers=replace(unit.layers, returned=found)) for name, unit in units.items()
+            }
         say(f"traced {sum(len(unit.nodes) for unit in units.values())} nodes")
         return Program(units, WeightMap(), info, aliases=_aliases(exported))
 

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from layergraph.ir.layers import LayerIndex
 from layergraph.ir.program import ModelInfo
 from layergraph.trace.cached import can_cache, plan_cached, refuse_fixed
 from layergraph.trace.hf_captures import captures, collectors
 from layergraph.trace.hf_context import hf_trace_context
+from layergraph.trace.hf_returned import Returned, find_returned
 from layergraph.trace.inputs import dynamic_dims, make_example_inputs
 from layergraph.trace.marks import qualified
 from layergraph.trace.prologue import Prologue, find_prologue
@@ -52,6 +54,11 @@ def _with_flags(model: nn.Module) -> Iterator[None]:
                     setattr(config, flag, value)
     with hf_trace_context(model):
         yield
+
+
+def returned(model: nn.Module, arguments: Mapping[str, Any], layers: LayerIndex) -> Returned:
+    """What the traced model adds to its return value when asked, see :mod:`layergraph.trace.hf_returned`."""
+    return find_returned(model, arguments, layers, context(model))
 
 
 def default_of(name: str, tensors: Mapping[str, torch.Tensor]) -> str | None:
@@ -108,4 +115,5 @@ __all__ = [
     "plan_cached",
     "prologue",
     "refuse_fixed",
+    "returned",
 ]

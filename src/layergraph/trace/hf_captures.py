@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -24,7 +25,8 @@ def captures(model: nn.Module) -> Iterator[Capture]:
     for path, module in model.named_modules():
         for key, recorders in (getattr(module, "_can_record_outputs", None) or {}).items():
             for recorder in recorders if isinstance(recorders, list) else [recorders]:
-                yield _capture(path, module, key.removeprefix("output_"), recorder, patches)
+                for one in _one_class_each(recorder):
+                    yield _capture(path, module, key.removeprefix("output_"), one, patches)
 
 
 def collectors(model: nn.Module) -> dict[str, bool]:
@@ -58,6 +60,17 @@ def find_replacement(name: str, patches: Mapping[str, type]) -> type | None:
         except re.error:
             continue  # upstream takes what is no regex as a plain name
     return None
+
+
+def _one_class_each(recorder: Any) -> Iterator[Any]:
+    """A recorder of several classes as one of each; a class that another covers would record its modules twice."""
+    classes = getattr(recorder, "target_class", None)
+    if not isinstance(classes, tuple):
+        yield recorder
+        return
+    for cls in classes:
+        if not any(other is not cls and issubclass(cls, other) for other in classes):
+            yield replace(recorder, target_class=cls)
 
 
 def _capture(owner: str, module: nn.Module, key: str, recorder: Any, patches: Mapping[str, type]) -> Capture:
