@@ -49,6 +49,38 @@ def test_paths_globs_regexes_and_classes(recorded, what, paths):
     assert len(out) == 1 + len(paths)
 
 
+def test_a_list_taps_what_each_of_its_items_does_in_its_order_and_once(recorded, tmp_path):
+    what = ["norm", "blocks.[02].dense", re.compile(r"blocks\.\d\.dense"), nn.LayerNorm, "blocks.1::tanh"]
+    program = recorded.program.apply(lg.TapOutputs(what))
+    out = program(**recorded.inputs)
+    (op,) = recorded.program.apply(lg.TapOutputs(what[-1])).ir.history[-1].sites
+    names = ["norm", "blocks.0.dense", "blocks.2.dense", "blocks.1.dense"]
+    assert list(out)[1:-1] == names
+    assert list(out)[-1] in op
+    for name in names:
+        assert torch.equal(out[name], recorded.tapped(name)[name])
+    some = recorded.program.apply(lg.TapOutputs(what[:2], entries=[0, -1], name="some"))(**recorded.inputs).some
+    assert torch.equal(some[0], out["norm"])
+    assert torch.equal(some[1], out["blocks.2.dense"])
+    program.save(tmp_path / "saved")
+    assert list(lg.load(tmp_path / "saved")(**recorded.inputs)) == list(out)
+    assert program.remove("tap-outputs").fingerprint == recorded.program.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        (["blocks.0.dense", "blocks.9.dense"], "'blocks.9.dense' matches nothing"),
+        ([nn.LayerNorm, nn.Conv2d], "Conv2d"),
+        (["norm", "attentions"], "'attentions' is a key of the model, which a list does not take"),
+        (["norm", "%nothing"], "no node %nothing"),
+    ],
+)
+def test_what_of_a_list_matches_nothing_is_named(recorded, what, named):
+    with pytest.raises(lg.LayerGraphError, match=named):
+        recorded.program.apply(lg.TapOutputs(what))
+
+
 def test_index_of_outputs_and_inputs_counts_from_both_ends(recorded):
     weights = _hooked(recorded.model, "blocks.0.first", recorded.inputs)[1]
     for index in (1, -2):
@@ -239,6 +271,7 @@ def test_row_18_a_model_that_swallows_output_flags_is_tapped_all_the_same(record
         (re.compile(b"x"), {}),
         (("%add", 5), {}),
         ((), {}),
+        (["norm", len], {}),
         ("blocks", {"index": "a"}),
         ("blocks", {"index": True}),
         ("blocks", {"only": "yes"}),

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import difflib
 import operator
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
-from layergraph.errors import InputError, InputTypeError, NotFoundError, OutOfRangeError
+from layergraph.errors import InputError, NotFoundError, OutOfRangeError
 from layergraph.ir.edit import Edit
 from layergraph.ir.layers import ModuleCall, module_path
 from layergraph.ir.program import GraphUnit, Program
 from layergraph.ir.spare import SpareNode
 from layergraph.passes.base import Findings, Pass, Promise, Refusal, Site, freeze
+from layergraph.passes.tap_options import check_options, plain_what, what_as_data
 from layergraph.passes.tap_registry import record, registry_keys
 from layergraph.passes.tap_targets import find_calls, find_ops
 from layergraph.passes.tap_values import Entry, Recorded, call_output, revive, spare_nodes
 
 ATEN = torch.ops.aten
-_REDUCTIONS = ("last", "mean", "norm")
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ class TapOutputs(Pass):
     Args:
         what: a key of the model's ``_can_record_outputs`` (``"hidden_states"``), a module path, a glob
             (``"model.layers.*.mlp"``; ``**`` crosses dots), a compiled regex or ``"re:..."``, a module class or class
-            name, an op as ``"model.layers.0::softmax#0"``, a node as ``"%add_9"`` (or several), or a predicate on
-            nodes (a saved program holds the nodes it chose).
+            name, an op as ``"model.layers.0::softmax#0"``, a node as ``"%add_9"``, a list of any of these but keys
+            (in its order, each value once), or a predicate on nodes (a saved program holds the nodes it chose).
         entries: which entries of the key's tuple, counted as transformers counts them (entry 0 of hidden_states is
             what enters the first block); negatives from the end; True or None is all, False none.
         layers: which blocks instead, meaning what each returns itself (before a final norm).
@@ -96,14 +95,8 @@ class TapOutputs(Pass):
             object.__setattr__(self, field, freeze(getattr(self, field)))
         if isinstance(self.dtype, torch.dtype):
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
-        if isinstance(self.what, str) and self.what.startswith("re:"):
-            try:
-                object.__setattr__(self, "what", re.compile(self.what[3:]))
-            except re.error as error:
-                raise InputError(
-                    f"{self.what!r} is no regular expression", pass_name="tap-outputs", found=str(error), do="mend it"
-                ) from error
-        _check_options(self)
+        object.__setattr__(self, "what", plain_what(self.what))
+        check_options(self)
 
     def promises(self) -> Promise:
         return "defined" if self.only else "additive"
@@ -117,12 +110,7 @@ class TapOutputs(Pass):
         return {}
 
     def options(self) -> dict[str, Any]:
-        options = super().options()
-        if isinstance(self.what, re.Pattern):
-            options["what"] = f"re:{self.what.pattern}"
-        elif isinstance(self.what, type):
-            options["what"] = f"{self.what.__module__}:{self.what.__qualname__}"
-        return options
+        return super().options() | {"what": what_as_data(self.what)}
 
     def resolved_options(self, findings: Findings) -> dict[str, Any]:
         options = self.options()
@@ -207,10 +195,21 @@ class TapOutputs(Pass):
                 yield _Target(node, name, (name,), 0, path)
 
     def _candidates(self, program: Program, unit: GraphUnit, refusals: list[Refusal]) -> Iterator[tuple[str, str, str]]:
-        what = self.what
-        if isinstance(what, tuple) or (isinstance(what, str) and what.startswith("%")):
-            for name in (what,) if isinstance(what, str) else what:
-                yield from _node_targets([_node_named(unit, name.lstrip("%"))])
+        """Path, name and value of all that is asked for, each once, in the order of asking."""
+        seen: set[str] = set()
+        for item in self.what if isinstance(self.what, tuple) else (self.what,):
+            left: list[Refusal] = []
+            for candidate in self._matching(item, program, unit, left):
+                if candidate[1] not in seen:
+                    seen.add(candidate[1])
+                    yield candidate
+            refusals += [refusal for refusal in left if refusal not in refusals]
+
+    def _matching(
+        self, what: Any, program: Program, unit: GraphUnit, refusals: list[Refusal]
+    ) -> Iterator[tuple[str, str, str]]:
+        if isinstance(what, str) and what.startswith("%"):
+            yield from _node_targets([_node_named(unit, what.removeprefix("%"))])
         elif isinstance(what, str) and "::" in what:
             nodes = find_ops(unit, what)
             yield from _node_targets(nodes or _nothing(what, program, unit))
@@ -244,49 +243,6 @@ class TapOutputs(Pass):
             if self.dtype is not None and suffix != ".indices":
                 result = edit.call(ATEN.to.dtype, result, getattr(torch, self.dtype), after=result)
             yield suffix, result
-
-
-def _check_options(options: TapOutputs) -> None:
-    def fail(text: str, expected: str, found: Any, kind: type[InputError] | type[InputTypeError] = InputError) -> None:
-        raise kind(text, pass_name="tap-outputs", expected=expected, found=repr(found), do="change that option")
-
-    what = options.what
-    if not (isinstance(what, (str, type, re.Pattern, tuple, list)) or callable(what)):
-        fail("what is not something to tap", "a key, path, class, op, node or predicate", what, InputTypeError)
-    if isinstance(what, list):
-        object.__setattr__(options, "what", tuple(what))
-    if isinstance(what, (tuple, list)) and not (what and all(isinstance(item, str) for item in what)):
-        fail("what lists something other than nodes", "at least one name of a node, as '%add_9'", what, InputTypeError)
-    if isinstance(what, re.Pattern) and not isinstance(what.pattern, str):
-        fail("what is a pattern of bytes", "a pattern of text", what, InputTypeError)
-    if options.index is not None and (not isinstance(options.index, int) or isinstance(options.index, bool)):
-        fail("index is not a number", "an int", options.index, InputTypeError)
-    if not isinstance(options.only, bool):
-        fail("only is neither True nor False", "a bool", options.only, InputTypeError)
-    if options.name is not None and not (isinstance(options.name, str) and options.name):
-        fail("name is not a name", "a text that is not empty", options.name, InputTypeError)
-    for name in ("entries", "layers"):
-        value = getattr(options, name)
-        items = value if isinstance(value, (tuple, set, frozenset)) else (value,)
-        if not all(item is None or isinstance(item, int) for item in items):
-            fail(f"{name} is not a selection", "a bool, an int, or a list, tuple or set of ints", value, InputTypeError)
-        if isinstance(value, (tuple, set, frozenset)):
-            if not value:
-                fail(f"{name} selects nothing", "at least one index (None or True for all)", value)
-            if any(isinstance(item, bool) for item in value):
-                fail(f"{name} mixes bools into a list", "ints", value, InputTypeError)
-    if options.entries is not None and options.layers is not None:
-        fail("entries and layers are two ways to say the same", "one of them", (options.entries, options.layers))
-    if options.at not in ("output", "input"):
-        fail("at is neither end of a module", "'output' or 'input'", options.at)
-    reduce = options.reduce
-    is_topk = isinstance(reduce, tuple) and len(reduce) == 2 and reduce[0] == "topk" and type(reduce[1]) is int
-    if is_topk and reduce[1] < 1:
-        fail("topk takes nothing", "one or more", reduce)
-    if reduce is not None and reduce not in _REDUCTIONS and not is_topk:
-        fail("unknown reduction", ", ".join(map(repr, _REDUCTIONS)) + " or ('topk', k)", reduce)
-    if options.dtype is not None and not isinstance(getattr(torch, str(options.dtype), None), torch.dtype):
-        fail("unknown dtype", "a torch dtype such as torch.float16", options.dtype)
 
 
 def _indices(selection: Any, count: int, option: str) -> list[int]:
@@ -328,10 +284,16 @@ def _explain_nothing(key: str, tuples: list[Recorded], program: Program) -> None
 
 def _nothing(what: Any, program: Program, unit: GraphUnit) -> list[Any]:
     text = getattr(what, "pattern", getattr(what, "__qualname__", what))
-    near = difflib.get_close_matches(
-        str(text), [*registry_keys(program.model, unit.layers), *unit.layers.by_path], n=3, cutoff=0.5
-    )
-    keys = ", ".join(registry_keys(program.model, unit.layers)) or "none"
+    known = registry_keys(program.model, unit.layers)
+    if text in known:  # in a list; alone it is a tuple with entries of its own
+        raise NotFoundError(
+            f"{text!r} is a key of the model, which a list does not take",
+            pass_name="tap-outputs",
+            expected="module paths, globs, regexes, classes, ops or nodes",
+            do=f"tap it by itself, with one more TapOutputs({text!r})",
+        )
+    near = difflib.get_close_matches(str(text), [*known, *unit.layers.by_path], n=3, cutoff=0.5)
+    keys = ", ".join(known) or "none"
     raise NotFoundError(
         f"{text!r} matches nothing to tap",
         pass_name="tap-outputs",

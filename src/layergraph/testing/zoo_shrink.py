@@ -153,6 +153,9 @@ def _small_list(name: str, value: list[Any], n_layers: int | None) -> Any:
         return [other, *[value[-1]] * (LAYERS - 1)]
     if name == "backbone_feature_sizes":  # a pyramid of (height, width), the last in patches
         return [[IMAGE // PATCH * side // value[-1][0] for side in level] for level in value]
+    if re.fullmatch(r"(num_)?(attention_)?heads", name) and value and all(isinstance(v, int) for v in value):
+        # Heads of stages whose widths are multiples of the first one's
+        return [max(1, v * 2 // value[0]) for v in value] if HIDDEN % value[0] else value
     if name == "conv_dim":
         return [32] * len(value)
     if name == "tdnn_dim":
