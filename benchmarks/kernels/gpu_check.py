@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -215,6 +216,27 @@ def package(folder: Path) -> Iterator[dict[str, Any]]:
     yield {"ok": ran.returncode == 0, "bytes": size, "output": (ran.stdout + ran.stderr)[-500:]}
 
 
+def placement() -> Iterator[dict[str, Any]]:
+    """Programs traced on the CPU and moved here, against transformers' own model here: logits, tokens, the way back."""
+    import layergraph as lg
+    from layergraph.testing.zoo import tiny_model
+
+    for name in ("llama", "gemma3_text"):
+        model = tiny_model(name, "lm")
+        program = lg.trace(model, progress=False).to(DEVICE)
+        model = model.to(DEVICE)
+        given = {"input_ids": torch.randint(5, 60, (2, 9), device=DEVICE)}
+        given["attention_mask"] = torch.ones_like(given["input_ids"])
+        wanted, found = model(**given, use_cache=False).logits, program(**given).logits
+        error = ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+        options = {**given, "max_new_tokens": 16, "do_sample": False}
+        same = torch.equal(program.generate(**options), model.generate(**options))
+        folder = program.save(Path(tempfile.mkdtemp()) / "saved", progress=False)
+        back = lg.load(folder, progress=False).fingerprint == program.to("cpu").fingerprint
+        yield {"model": name, "error": error, "tokens_equal": same, "saved_loads_on_cpu": back,
+               "ok": error < 1e-5 and same and back}  # fmt: skip
+
+
 def main() -> int:
     """Run the steps in order of importance, write what there is after each, and say whether everything passed."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -239,6 +261,7 @@ def main() -> int:
     steps: dict[str, tuple[Callable[[], Iterator[dict[str, Any]]], float]] = {
         "numbers": (numbers, 250),
         "package": (lambda: package(folder), 150),
+        "placement": (placement, 120),
         "timings": (timings, 90),
         "precisions": (precisions, 60),
         "rows": (rows, 20),

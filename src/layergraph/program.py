@@ -19,6 +19,7 @@ from layergraph.ir.interface import fill_template, flatten_argument
 from layergraph.ir.program import Program as GraphProgram
 from layergraph.passes import pipeline
 from layergraph.passes.base import Pass
+from layergraph.placement import place
 from layergraph.program_module import ProgramModule
 from layergraph.progress import Progress, progress_line
 from layergraph.report import Report
@@ -262,6 +263,21 @@ class Program(AdapterMethods):
         """
         with progress_line(progress) as say:
             return Program(checkpoint.load_weights(self.ir, folder, progress=say))
+
+    def to(self, *targets: torch.device | str | int | torch.dtype, progress: Progress = None) -> Program:
+        """A new program on another device, in another dtype, or both: ``program.to("cuda", torch.bfloat16)``.
+
+        A device: weights, constants in the graph, adapters and example inputs move. A dtype: transformers makes the
+        model again from class and config, over the same weights, as ``from_pretrained(..., dtype=...)`` casts them;
+        it is traced, and the passes run again.
+
+        Raises:
+            InputError: no such device here, or no floating-point dtype; InputTypeError: neither.
+            NotSupportedError: another dtype, and the model cannot be traced again from its config alone: a plain
+                module, or one that was traced from example inputs.
+        """
+        with progress_line(progress) as say:
+            return Program(place(self.ir, *targets, progress=say))
 
     def as_module(self) -> ProgramModule:
         """An ``nn.Module`` that can stand where the traced module stood."""

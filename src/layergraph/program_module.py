@@ -23,26 +23,39 @@ class ProgramModule(nn.Module):
     inside saves checkpoints as before.
 
     What code around the original read from it (``dtype``, ``device``, ``config``, plain attributes such as
-    ``spatial_merge_size``) is here too. Moving or casting it does not move the graph: trace again for another device.
+    ``spatial_merge_size``) is here too. Moved or cast, alone or with the model around it, it becomes what
+    :meth:`layergraph.Program.to` gives.
     """
 
     def __init__(self, program: Program) -> None:
         super().__init__()
-        object.__setattr__(self, "program", program)
-        seen: dict[int, nn.Parameter] = {}
-        for name, tensor in program.ir.state_dict.items():
-            owner = self._owner(name)
-            leaf = name.rpartition(".")[2]
-            if isinstance(tensor, nn.Parameter):
-                owner.register_parameter(leaf, seen.setdefault(id(tensor), tensor))
-            else:
-                owner.register_buffer(leaf, tensor)
+        self._hold(program)
         for name, value in program.ir.model.attributes.items():
             if not hasattr(self, name):
                 setattr(self, name, value)
         self.train(program.ir.model.training)
         self.register_state_dict_post_hook(_to_original)
         self.register_load_state_dict_pre_hook(_to_rewritten)
+
+    def _hold(self, program: Program) -> None:
+        """Run ``program``, its parameters and buffers registered."""
+        object.__setattr__(self, "program", program)
+        for name, tensor in program.ir.state_dict.items():
+            owner = self._owner(name)
+            leaf = name.rpartition(".")[2]
+            if isinstance(tensor, nn.Parameter):
+                owner.register_parameter(leaf, tensor)
+            else:
+                owner.register_buffer(leaf, tensor)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ProgramModule:
+        """What ``to``, ``cuda``, ``half`` and the like come down to: a graph moves as a whole, or not at all."""
+        probe = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        if (probe.dtype, probe.device) == (self.dtype, self.device):
+            super()._apply(fn, recurse)
+        else:
+            self._hold(self.program.to(probe.device, probe.dtype, progress=False))
+        return self
 
     def _owner(self, name: str) -> nn.Module:
         owner: nn.Module = self

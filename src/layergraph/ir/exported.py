@@ -211,25 +211,67 @@ def _ranges(base: ExportedProgram, graph: torch.fx.Graph) -> dict[Any, Any]:
     return ranges
 
 
-def on_device(exported: ExportedProgram, device: str) -> ExportedProgram:
-    """A copy of the graph whose factory calls and values are on ``device``; the state is taken as it is."""
-    graph = copy.deepcopy(exported.graph)
+def on_device(exported: ExportedProgram, device: torch.device | str) -> ExportedProgram:
+    """A copy whose graph (factory calls, values, subgraphs), constants and examples are on ``device``.
+
+    The state is taken as it is. Examples of the meta device become zeros when they leave it.
+    """
     target = torch.device(device)
-    for node in graph.nodes:
-        if "device" in node.kwargs:
-            node.kwargs = {**node.kwargs, "device": target}
-        node.args = tuple(target if isinstance(arg, torch.device) else arg for arg in node.args)
-        node.meta["val"] = pytree.tree_map_only(torch.Tensor, lambda value: value.to(target), node.meta.get("val"))
+    root = torch.fx.GraphModule(exported.graph_module, copy_graph(exported.graph))
+    root.meta.update(exported.graph_module.meta)
+    _graph_on_device(root, target)
     other = copy.copy(exported)
-    other._graph_module = torch.fx.GraphModule(exported.graph_module, graph)
-    other._graph_module.meta.update(exported.graph_module.meta)
+    other._graph_module = root
+    other._constants = {name: to_device(value, target) for name, value in exported.constants.items()}
+    if exported.example_inputs is not None:
+        other._example_inputs = pytree.tree_map_only(
+            torch.Tensor, lambda value: to_device(value, target), exported.example_inputs
+        )
     return other
 
 
-def with_state(exported: ExportedProgram, state: dict[str, torch.Tensor]) -> ExportedProgram:
-    """The same program, graph and all, over another state dict. Shallow: graphs are never edited in place."""
+def _graph_on_device(owner: torch.fx.GraphModule, target: torch.device) -> None:
+    for name, child in list(owner.named_children()):
+        if isinstance(child, torch.fx.GraphModule):
+            twin = torch.fx.GraphModule(child, copy_graph(child.graph))
+            twin.meta.update(child.meta)
+            _graph_on_device(twin, target)
+            setattr(owner, name, twin)
+    for node in owner.graph.nodes:
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": target}
+        node.args = tuple(target if isinstance(arg, torch.device) else arg for arg in node.args)
+        if str(node.target) == "wrap_with_autocast" and target.type != "meta":  # which has no autocast
+            node.args = (target.type, *node.args[1:])
+        node.meta["val"] = pytree.tree_map_only(torch.Tensor, lambda value: value.to(target), node.meta.get("val"))
+    owner.recompile()
+
+
+def to_device(value: Any, target: torch.device) -> Any:
+    """A tensor there, zeros if it had no data; a parameter stays one, of the same kind. Anything else as it is."""
+    if not isinstance(value, torch.Tensor) or value.device == target:
+        return value
+    there = value.detach()
+    there = torch.zeros_like(there, device=target) if value.is_meta else there.to(target)
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(there, requires_grad=value.requires_grad)
+    return there.requires_grad_(value.requires_grad)
+
+
+def with_state(
+    exported: ExportedProgram,
+    state: dict[str, torch.Tensor],
+    *,
+    constants: dict[str, Any] | None = None,
+    examples: Mapping[str, torch.Tensor] | None = None,
+) -> ExportedProgram:
+    """The same program, graph and all, over other tensors. Shallow: graphs are never edited in place."""
     other = copy.copy(exported)
     other._state_dict = state
+    if constants is not None:
+        other._constants = constants
+    if examples is not None:
+        other._example_inputs = ((), dict(examples))
     return other
 
 
@@ -250,5 +292,6 @@ __all__ = [
     "same_value",
     "shape_of",
     "size_conditions",
+    "to_device",
     "with_state",
 ]

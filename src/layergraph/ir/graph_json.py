@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from torch._export.serde import serialize as serde
 from torch.export import ExportedProgram
 
 from layergraph.errors import FormatError
+from layergraph.ir import exported as torch_side
 from layergraph.ir.graph_check import check_graph
 
 # torch keeps the reader at work in a global, and refuses a second one: threads that load take turns.
@@ -20,10 +22,14 @@ _LOCK = threading.Lock()
 
 def dump_graph(exported: ExportedProgram) -> bytes:
     """Graph, signature, sizes and call specs as JSON. Weights, constants and example inputs are left out."""
-    artifact = serde.serialize(
-        exported, serialize_state_dict=False, serialize_constants=False, serialize_example_inputs=False
-    )
-    return bytes(artifact.exported_program)
+    # Before torch 2.13 serialize cannot leave them out and pickles all there is. Its verifier asks for names and kinds.
+    empty = torch.empty(0)
+    state = {
+        name: torch.nn.Parameter(empty, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else empty
+        for name, tensor in exported.state_dict.items()
+    }
+    bare = torch_side.with_state(exported, state, constants=dict.fromkeys(exported.constants, empty), examples={})
+    return bytes(serde.serialize(bare).exported_program)
 
 
 def load_graph(
@@ -35,10 +41,12 @@ def load_graph(
 ) -> ExportedProgram:
     """An ExportedProgram from :func:`dump_graph`'s JSON over the given tensors. Nothing is unpickled, no code is run.
 
+    The graph is on the CPU, as the tensors are, wherever it was saved: this machine may not have that device.
+
     Raises:
         FormatError: not such JSON, holding code, or written by a torch whose schema this one does not read.
     """
-    check_graph(data, name)
+    data = _on_cpu(check_graph(data, name), data)
     artifact = serde.SerializedArtifact(
         exported_program=data,
         state_dict=state,
@@ -56,6 +64,26 @@ def load_graph(
             do="use the torch it was saved with, or make the program again from the model",
         ) from error
     return exported
+
+
+_ELSEWHERE = re.compile(rb'"type":\s*"(?!cpu")')
+
+
+def _on_cpu(graph: Any, data: bytes) -> bytes:
+    """The JSON with every device the CPU; ``graph`` is the same, parsed."""
+    if not _ELSEWHERE.search(data):
+        return data
+    stack = [graph]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, list):
+            stack.extend(item)
+        elif isinstance(item, dict):
+            for key in ("device", "as_device"):
+                if isinstance(item.get(key), dict) and "type" in item[key]:
+                    item[key] = {"type": "cpu", "index": None}
+            stack.extend(item.values())
+    return json.dumps(graph).encode()
 
 
 def _torch_version(data: bytes) -> Any:

@@ -214,10 +214,15 @@ def remove(program: Program, what: Pass | str, **options: Any) -> Program:
     rest = [*program.history[:position], *program.history[position + 1 :]]
     if record.promise == "additive":
         return _without_outputs(program, record, rest)
-    passes = [make_pass(item.name, dict(item.options)) for item in rest]
     # Who kept weights to undo a pass may go on undoing.
     keeps = program.original is not None and bool(program.original.kept)
-    return run(program.source, passes, labels=[item.label for item in rest], keep_weights=keeps, **options)
+    return rerun(program.source, rest, keep_weights=keeps, **options)
+
+
+def rerun(source: Program, history: Sequence[PassRecord], **options: Any) -> Program:
+    """Passes that ran once on another state of the program, run again on ``source``, under their labels."""
+    passes = [make_pass(item.name, dict(item.options)) for item in history]
+    return run(source, passes, labels=[item.label for item in history], **options)
 
 
 def _without_outputs(program: Program, record: PassRecord, rest: list[PassRecord]) -> Program:
@@ -263,4 +268,4 @@ def _position(program: Program, what: Pass | str) -> int:
     )
 
 
-__all__ = ["Check", "Prepare", "remove", "resolve", "run"]
+__all__ = ["Check", "Prepare", "remove", "rerun", "resolve", "run"]

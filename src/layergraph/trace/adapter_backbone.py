@@ -7,10 +7,8 @@ an adapter can be woven into a program that was saved and loaded, too.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import json
-import sys
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from layergraph.errors import FormatError, InputError, LayerGraphError, NotFoundError, NotSupportedError
+from layergraph.errors import FormatError, InputError, NotFoundError, NotSupportedError
 from layergraph.ir.program import Program
 from layergraph.trace.adapter_config import ShadowSettings
+from layergraph.trace.source import skeleton as build_skeleton
 
 _PASS = "weave-shadow"
 _DEPTH = ("num_hidden_layers", "n_layer", "num_layers")
@@ -83,20 +82,7 @@ def describe_base(program: Program) -> BaseLayout:
             pass_name=_PASS,
             found=info.cls,
         )
-    config = find_class(info.config_class).from_dict(dict(info.config))
-    if info.attention is not None:
-        config._attn_implementation = info.attention
-    try:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            skeleton = find_class(info.cls)(config)
-    except LayerGraphError:
-        raise
-    except Exception as error:
-        raise NotSupportedError(
-            f"{info.cls} cannot be built from its config alone",
-            pass_name=_PASS,
-            found=f"{type(error).__name__}: {error}"[:200],
-        ) from error
+    skeleton = build_skeleton(info)
     if isinstance(getattr(skeleton, "transformer_blocks", None), nn.ModuleList):
         raise NotSupportedError("shadows of diffusion transformers are not supported", pass_name=_PASS, found=info.cls)
     paths = {id(module): path for path, module in skeleton.named_modules()}
@@ -230,27 +216,6 @@ def _projected(source: str, raw: dict[str, Any]) -> tuple[Any, nn.Linear]:
     return module, projection
 
 
-def find_class(qualified: str) -> Any:
-    """The model or config class named ``module:qualname``: of transformers, or of a module that is imported already."""
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-    module_name, _, name = qualified.partition(":")
-    if module_name.partition(".")[0] == "transformers":
-        found: Any = importlib.import_module(module_name)
-    else:
-        found = sys.modules.get(module_name)  # a damaged file must not choose imports
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    # Names come from files: one must not get to call anything else.
-    if not (isinstance(found, type) and issubclass(found, (PreTrainedModel, PreTrainedConfig))):
-        raise NotSupportedError(
-            f"the model's class {qualified} is not there",
-            pass_name=_PASS,
-            do="import the module that defines it, then try again",
-        )
-    return found
-
-
 def _find_backbone(model: nn.Module) -> Any:
     for name in ("model", "transformer", "base_model", "decoder"):
         found = getattr(model, name, None)
@@ -329,4 +294,4 @@ def _fit_layer_lists(config: Any) -> None:
         config.max_window_layers = count
 
 
-__all__ = ["Backbone", "BaseLayout", "build_backbone", "describe_base", "embedding_width", "find_class"]
+__all__ = ["Backbone", "BaseLayout", "build_backbone", "describe_base", "embedding_width"]

@@ -19,8 +19,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast, SequenceClassi
 from layergraph.errors import FormatError, LayerGraphError, MissingFileError, NotSupportedError
 from layergraph.ir.adapter import Adapter
 from layergraph.ir.program import Program
-from layergraph.trace.adapter_backbone import build_backbone, describe_base, find_class
+from layergraph.trace.adapter_backbone import build_backbone, describe_base
 from layergraph.trace.adapter_config import read_config
+from layergraph.trace.source import find_class
 
 _BACKBONE = "base_model.shadow_backbone.default."
 _PROJECTION = "base_model.shadow_projection.default.weight"
