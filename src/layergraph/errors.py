@@ -7,6 +7,7 @@ Each class is a :class:`LayerGraphError` *and* the builtin kind a caller would c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 _LABEL_WIDTH = 11
 
@@ -21,10 +22,14 @@ class LayerGraphError(Exception):
         node: name of the graph node concerned.
         expected: what would have been right.
         found: what was there instead.
-        do: the remedy, as an instruction.
+        do: the remedy, as an instruction to someone who writes Python.
+        shell: the remedy on the command line, where it is another; told by :meth:`message`.
         ran: names of the passes that ran before, in order.
         window: a few lines of graph text around the fault.
     """
+
+    default_shell: ClassVar[str | None] = None
+    """What ``shell`` is where an error of this class does not say."""
 
     def __init__(
         self,
@@ -36,6 +41,7 @@ class LayerGraphError(Exception):
         expected: str | None = None,
         found: str | None = None,
         do: str | None = None,
+        shell: str | None = None,
         ran: Sequence[str] = (),
         window: str | None = None,
     ) -> None:
@@ -46,11 +52,16 @@ class LayerGraphError(Exception):
         self.expected = expected
         self.found = found
         self.do = do
+        self.shell = shell or self.default_shell
         self.ran = tuple(ran)
         self.window = window
         super().__init__(what)
 
     def __str__(self) -> str:
+        return self.message()
+
+    def message(self, *, shell: bool = False) -> str:
+        """The text with its parts, one a line; with ``shell``, the remedy is that of the command line."""
         where = ", ".join(
             part
             for part in (
@@ -64,7 +75,7 @@ class LayerGraphError(Exception):
             ("where", where),
             ("expected", self.expected),
             ("found", self.found),
-            ("do", self.do),
+            ("do", self.shell if shell and self.shell else self.do),
             ("ran before", ", ".join(self.ran)),
         )
         lines = [self.what]
@@ -104,6 +115,8 @@ class EditError(LayerGraphError, RuntimeError):
 
 class RefusedError(LayerGraphError, ValueError):
     """Under ``strict=True``: a pass found a target it must leave alone, or none at all."""
+
+    default_shell = "nothing if that is meant; without --strict the rest is done, and the report says what was left"
 
 
 class PromiseError(LayerGraphError, AssertionError):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import layergraph as lg
-from layergraph.errors import FormatError, InputError, LayerGraphError, MissingFileError, StorageError
+from layergraph.errors import FormatError, InputError, MissingFileError, StorageError
 from layergraph.ir import folder as folders
 from layergraph.testing.zoo import tiny_model
 
@@ -329,7 +329,40 @@ def test_wrong_options_are_named_errors(program: lg.Program, saved: Path, tmp_pa
         program.save(tmp_path / "x", layout="other")
     with pytest.raises(InputError, match="verify"):
         lg.load(saved, verify="other")
-    with pytest.raises(MissingFileError, match="manifest"):
-        lg.load(tmp_path / "nowhere")
-    with pytest.raises(LayerGraphError):
-        lg.load(saved / "manifest.json")
+
+
+def _model_folder(model: torch.nn.Module, folder: Path) -> Path:
+    model.save_pretrained(folder)  # type: ignore[operator]
+    return folder
+
+
+def _with_file(folder: Path, name: str) -> Path:
+    folder.mkdir()
+    (folder / name).write_text("{}")
+    return folder
+
+
+def test_what_is_no_saved_program_is_said_for_what_it_is(model: torch.nn.Module, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    cases = [
+        (tmp_path / "nowhere", "no such folder", "check the path"),
+        (_with_file(tmp_path / "x", "file.txt") / "file.txt", "this is a file, not a folder", "check the path"),
+        (tmp_path / "empty", "the folder is empty", "check the path"),
+        (_model_folder(model, tmp_path / "model"), "holds a model, and no saved program", "layergraph.trace(model)"),
+        (_with_file(tmp_path / "adapter", "adapter_config.json"), "holds an adapter", "WeaveShadow(folder)"),
+        (_with_file(tmp_path / "notes", "notes.txt"), "the folder holds no saved program", "program.save() wrote"),
+    ]
+    for folder, what, do in cases:
+        with pytest.raises(MissingFileError) as caught:
+            lg.load(folder)
+        assert what in caught.value.what and caught.value.path == str(folder)
+        assert do in (caught.value.do or "")
+        assert "layergraph.load" not in caught.value.message(shell=True)
+    told = cases[3][0]
+    with pytest.raises(MissingFileError, match=f"layergraph optimize {told} -o OUT"):
+        lg.load(told)
+
+
+def test_weights_of_a_folder_that_is_not_there(program: lg.Program, tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match="no such folder"):
+        program.load_weights(tmp_path / "nowhere")

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from layergraph.errors import FormatError, InputError, MissingFileError
 from layergraph.ir import exported as torch_side
+from layergraph.ir.folder_read import check_folder
 from layergraph.ir.program import GraphUnit, Program
 from layergraph.ir.weights import Remap
 
@@ -91,6 +92,7 @@ def _over(unit: GraphUnit, state: dict[str, torch.Tensor]) -> GraphUnit:
 
 def _shards(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:
     """Files and the names to take from each; None for all."""
+    check_folder(folder)
     if (folder / INDEX).is_file():
         try:
             places = dict(json.loads((folder / INDEX).read_bytes())["weight_map"])

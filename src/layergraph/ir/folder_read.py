@@ -20,15 +20,81 @@ from layergraph.ir.layers import LayerIndex
 from layergraph.ir.program import GraphUnit, Original, Provenance
 
 SCHEMA = 1
-MANIFEST = "manifest.json"
+MANIFEST, CONFIG, ADAPTER = "manifest.json", "config.json", "adapter_config.json"
+
+
+def check_folder(root: Path) -> None:
+    """Refuse what is no folder, or an empty one.
+
+    Raises:
+        MissingFileError: nothing is there, a file, or nothing in it.
+    """
+    if not root.exists():
+        what = "no such folder"
+    elif not root.is_dir():
+        what = "this is a file, not a folder"
+    elif not any(root.iterdir()):
+        what = "the folder is empty"
+    else:
+        return
+    raise MissingFileError(
+        what,
+        path=str(root),
+        do="check the path; it is read on this machine only, never on a hub",
+        shell="give a folder written by save_pretrained, or by layergraph",
+    )
+
+
+def kind_of(root: Path) -> str:
+    """What a folder holds, by its files: ``program``, ``model``, ``adapter`` or ``something else``."""
+    files = ((MANIFEST, "program"), (ADAPTER, "adapter"), (CONFIG, "model"))
+    return next((kind for file, kind in files if (root / file).is_file()), "something else")
+
+
+def _no_program(root: Path) -> MissingFileError:
+    """The error for a folder without a manifest: what it holds instead, and what can be done with that."""
+    found = ", ".join(sorted(item.name for item in root.iterdir())[:6])
+    kind = kind_of(root)
+    if kind == "model":
+        return MissingFileError(
+            "this folder holds a model, and no saved program",
+            path=str(root),
+            expected=f"{MANIFEST}, which program.save() writes",
+            found=found,
+            do="load the model with from_pretrained and make a program of it: layergraph.trace(model); or on the "
+            f"command line: layergraph optimize {root} -o OUT",
+            shell=f"layergraph optimize {root} -o OUT makes a program of it",
+        )
+    if kind == "adapter":
+        return MissingFileError(
+            "this folder holds an adapter, and no saved program",
+            path=str(root),
+            expected=f"{MANIFEST}, which program.save() writes",
+            found=found,
+            do="load the program or model it belongs to; program.apply(layergraph.WeaveShadow(folder)) weaves it in",
+            shell="give the folder of its model, and this one with --adapter, or --pass weave-shadow:adapter=FOLDER",
+        )
+    return MissingFileError(
+        "the folder holds no saved program",
+        path=str(root),
+        expected=f"{MANIFEST}, which program.save() writes",
+        found=found,
+        do="give a folder that program.save() wrote",
+        shell="give a folder written by layergraph optimize",
+    )
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
+    """``manifest.json`` as data.
+
+    Raises:
+        MissingFileError: there is none; says what is there instead.
+        FormatError: it is damaged, of something else, or of a newer version.
+    """
+    check_folder(root)
     path = root / MANIFEST
     if not path.is_file():
-        raise MissingFileError(
-            f"no {MANIFEST} in the folder", path=str(root), do="give a folder that program.save() wrote"
-        )
+        raise _no_program(root)
     try:
         manifest = json.loads(path.read_bytes())
         schema, kind = manifest["schema"], manifest["kind"]
@@ -139,7 +205,9 @@ __all__ = [
     "SCHEMA",
     "SavedUnit",
     "build_units",
+    "check_folder",
     "inside",
+    "kind_of",
     "load_original",
     "read_manifest",
     "read_units",
