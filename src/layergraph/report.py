@@ -13,6 +13,9 @@ from layergraph.ir.program import PassRecord, Program
 class Report:
     """History of a program: each pass with its sites, refusals, sizes before and after, largest errors.
 
+    ``parameters`` and ``bytes`` are what the graphs use. ``kept``, number and bytes, is what passes dropped and
+    ``verify=True`` keeps beside them in memory, so that the passes can be removed; it is not saved.
+
     ``print(report)`` shows tables; :meth:`as_dict` gives the same as plain data.
     """
 
@@ -21,6 +24,7 @@ class Report:
     n_nodes: dict[str, int]
     parameters: int
     bytes: int
+    kept: tuple[int, int]
     records: tuple[PassRecord, ...]
 
     @classmethod
@@ -31,6 +35,7 @@ class Report:
             n_nodes={name: len(unit.nodes) for name, unit in program.graphs.items()},
             parameters=program.n_parameters,
             bytes=program.parameter_bytes,
+            kept=_kept(program),
             records=program.history,
         )
 
@@ -41,6 +46,7 @@ class Report:
             "nodes": dict(self.n_nodes),
             "parameters": self.parameters,
             "bytes": self.bytes,
+            "kept": {"parameters": self.kept[0], "bytes": self.kept[1]},
             "passes": [record.to_dict() for record in self.records],
         }
 
@@ -51,6 +57,9 @@ class Report:
         nodes = ", ".join(f"{name} {count} nodes" for name, count in self.n_nodes.items())
         size = f"{self.parameters:,} parameters, {human_bytes(self.bytes)}"
         console.print(f"{self.model}   {nodes}   {size}   {self.fingerprint[:12]}", highlight=False)
+        if self.kept[0]:
+            kept = f"{self.kept[0]:,} parameters, {human_bytes(self.kept[1])}"
+            console.print(f"kept beside them, to undo passes (verify=True): {kept}", highlight=False)
         if not self.records:
             console.print("no pass has run", highlight=False)
         else:
@@ -61,6 +70,16 @@ class Report:
         return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
 
     __repr__ = __str__
+
+
+def _kept(program: Program) -> tuple[int, int]:
+    """Number and bytes of the weights that no graph has any more and the original is restored from."""
+    kept = program.original.kept if program.original is not None else {}
+    held = set(program.state_dict) | {name for remap in program.weights for name in remap.original}
+    in_use = {id(tensor) for name, tensor in kept.items() if name in held}
+    gone = {id(tensor): tensor for name, tensor in kept.items() if name not in held}
+    tensors = [tensor for key, tensor in gone.items() if key not in in_use]
+    return sum(item.numel() for item in tensors), sum(item.numel() * item.element_size() for item in tensors)
 
 
 def _table(records: tuple[PassRecord, ...]) -> Any:

@@ -34,6 +34,20 @@ def test_row_16_a_fusion_family_in_one_file_does_all_that_a_pass_owes(case, exam
     assert all(torch.equal(tensor, weights[name]) for name, tensor in one.model.state_dict().items() if name in weights)
 
 
+def test_row_16_explain_tells_weights_that_became_one(case, example):
+    program = lg.optimize(case("llama", "lm").program, [example.FuseGateUp()])
+    mlp = "model.layers.0.mlp"
+    gate, up = f"{mlp}.gate_proj", f"{mlp}.up_proj"
+    state = program.state_dict("graph")
+    original = program.state_dict()
+    old = ", ".join(f"{path}.weight {list(original[f'{path}.weight'].shape)}" for path in (gate, up))
+    change = f"{old} -> {gate}.weight {list(state[f'{gate}.weight'].shape)} (concat-rows)"
+    for path in (mlp, gate, up):
+        text = program.explain(path)
+        assert f"weight    {change}, by fuse-gate-up" in text, text
+        assert "by no pass" not in text
+
+
 def test_row_16_it_is_known_by_name_and_stands_beside_other_passes(case, example):
     one = case("llama", "lm")
     program = lg.optimize(one.program, ["fuse-gate-up", lg.TapOutputs("hidden_states")], verify=True, progress=False)

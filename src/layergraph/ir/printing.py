@@ -254,22 +254,50 @@ def window(unit: GraphUnit, node: torch.fx.Node, n_lines: int = 10) -> str:
 
 
 def explain(program: Program, what: str, graph: str = "forward") -> str:
-    """Where a node comes from, or what a module is made of."""
+    """Where a node or a weight comes from, or what a module is made of."""
     unit = program[graph]
     name = what.lstrip("%^")
     if name in unit.nodes:
-        return _explain_node(unit, unit.nodes[name])
+        return _explain_node(program, unit, unit.nodes[name])
     if name in unit.layers.by_path:
-        return _explain_path(unit, name)
-    near = difflib.get_close_matches(name, [*unit.layers.by_path, *unit.nodes], n=3)
+        return _explain_path(program, unit, name)
+    placeholders = {target: node for node, target in unit.targets.items()}
+    if name in placeholders:
+        return _explain_node(program, unit, unit.nodes[placeholders[name]])
+    near = difflib.get_close_matches(name, [*unit.layers.by_path, *unit.nodes, *placeholders], n=3)
     raise NotFoundError(
-        f"{what!r} is neither a node nor a module path of graph {graph!r}",
+        f"{what!r} is neither a node nor a module path nor a weight of graph {graph!r}",
         found=f"nearest: {', '.join(near)}" if near else None,
         do="print the program to see its nodes and paths",
+        shell="layergraph dump FOLDER shows nodes and paths",
     )
 
 
-def _explain_node(unit: GraphUnit, node: torch.fx.Node) -> str:
+def _weight_changes(program: Program) -> list[tuple[set[str], str, str]]:
+    """What passes did to weights, in order: the names concerned, the pass, and what was and became."""
+    shapes = {name: list(tensor.shape) for name, tensor in program.state_dict.items()}
+    before = {name: list(shape) for name, (shape, _) in program.original.parameters.items()} if program.original else {}
+    changes = []
+    remaps = list(program.weights)
+    for number, remap in enumerate(remaps):
+        # What stands between two passes has no record of its shape.
+        was = {name for other in remaps[:number] for name in other.rewritten}
+        becomes = {name for other in remaps[number + 1 :] for name in other.original}
+        old = ", ".join(_sized(name, before, was) for name in remap.original)
+        new = ", ".join(_sized(name, shapes, becomes) for name in remap.rewritten)
+        if remap.original == remap.rewritten and len(remap.original) == 1:
+            new = new.removeprefix(remap.original[0]).strip() or "the same name"
+        names = {*remap.original, *remap.rewritten}
+        changes.append((names, remap.made_by or "a pass", f"{old} -> {new} ({remap.kind})"))
+    return changes
+
+
+def _sized(name: str, shapes: Mapping[str, list[int]], unknown: set[str]) -> str:
+    return f"{name} {shapes[name]}" if name in shapes and name not in unknown else name
+
+
+def _explain_node(program: Program, unit: GraphUnit, node: torch.fx.Node) -> str:
+    target = unit.targets.get(node.name, "")
     made = unit.provenance.get(node.name)
     rows = [
         ("node", f"%{node.name} {Printer(unit).value(node)} = {short_op(node.target)}"),
@@ -277,7 +305,8 @@ def _explain_node(unit: GraphUnit, node: torch.fx.Node) -> str:
         ("layer", unit.layers.layer_of(module_path(node)) or "none"),
         ("made by", made.made_by if made else "the trace"),
         ("made from", ", ".join(f"%{item}" for item in made.made_from) if made else ""),
-        ("state", unit.targets.get(node.name, "")),
+        ("state", target),
+        *(("changed", f"by {made_by}: {text}") for names, made_by, text in _weight_changes(program) if target in names),
         ("reads", ", ".join(f"%{item.name}" for item in node.all_input_nodes)),
         ("used by", ", ".join(f"%{item.name}" for item in node.users) or "nothing"),
     ]
@@ -285,11 +314,13 @@ def _explain_node(unit: GraphUnit, node: torch.fx.Node) -> str:
     return text if node.op in ("placeholder", "output") else text + "\n\n" + window(unit, node)
 
 
-def _explain_path(unit: GraphUnit, path: str) -> str:
+def _explain_path(program: Program, unit: GraphUnit, path: str) -> str:
     calls = unit.layers.by_path[path]
     inside = [node for node in unit.graph.nodes if _is_under(module_path(node), path)]
     makers = {unit.provenance[node.name].made_by for node in inside if node.name in unit.provenance}
     weights = [target for target in unit.targets.values() if _is_under(target, path)]
+    changes = [item for item in _weight_changes(program) if any(_is_under(name, path) for name in item[0])]
+    makers |= {made_by for _, made_by, _ in changes}
     lines = [
         f"module    {path}",
         f"class     {calls[0].cls.replace(':', '.')}",
@@ -298,6 +329,7 @@ def _explain_path(unit: GraphUnit, path: str) -> str:
         f"weights   {', '.join(weights) or 'none'}",
         f"changed   {', '.join(sorted(makers)) or 'by no pass'}",
     ]
+    lines += [f"weight    {text}, by {made_by}" for _, made_by, text in changes]
     for call in calls:
         lines.append(f"in        {', '.join(f'{key or 0} = %{node}' for key, node in call.inputs) or 'no tensor'}")
         outputs = (f"{key or 'tensor'} = {'None' if node is None else '%' + node}" for key, node in call.outputs)
