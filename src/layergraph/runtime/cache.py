@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
-from layergraph.errors import InputError, NotSupportedError
+from layergraph.errors import InputError, InputTypeError, NotSupportedError
 from layergraph.ir.adapter import Adapter
 from layergraph.ir.cache_geometry import CacheGeometry, CacheGroup, CacheState, CacheTensor
 from layergraph.runtime.rows import Rows
+from layergraph.runtime.uncached import no_cached_graph
 
 # Slots are handed to the program in multiples of this, so that a step costs what is held and shapes repeat.
 BUCKET = 64
@@ -359,14 +360,13 @@ class DualCache(Cache):
 def _geometry_of(source: Any) -> CacheGeometry:
     if isinstance(source, CacheGeometry):
         return source
-    graphs: Mapping[str, Any] = getattr(getattr(source, "ir", source), "graphs", {})
+    graphs: Mapping[str, Any] | None = getattr(getattr(source, "ir", source), "graphs", None)
+    if graphs is None:
+        found = type(source).__name__
+        raise InputTypeError("a cache is made for a program", expected="layergraph.Program", found=found)
     step = graphs.get("step")
     if step is None or step.cache is None:
-        raise NotSupportedError(
-            "this program has no cached graph",
-            found=getattr(getattr(source, "ir", source).model, "uncached_because", None),
-            do="trace the whole decoder with layergraph.trace(model, cached=True)",
-        )
+        raise no_cached_graph(getattr(source, "ir", source))
     return step.cache
 
 

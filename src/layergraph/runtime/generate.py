@@ -15,6 +15,7 @@ from layergraph.ir.interface import fill_template
 from layergraph.ir.program import Program
 from layergraph.runtime.cache import DualCache
 from layergraph.runtime.session import Session
+from layergraph.runtime.uncached import no_cached_graph, writes_text
 
 CACHE_NAME = generation_cache_argument()
 
@@ -55,7 +56,16 @@ class ProgramForGeneration(PreTrainedModel, GenerationMixin):
         return True
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """transformers' own; the cache goes by its current name and by the older one."""
+        """transformers' own; the cache goes by its current name and by the older one.
+
+        Raises:
+            NotSupportedError: there is no graph for it. Said before transformers is asked for anything.
+        """
+        config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None) or self.generation_config
+        uses_cache = kwargs["use_cache"] if kwargs.get("use_cache") is not None else config.use_cache
+        is_able = writes_text(self._program) if uses_cache is False else "step" in self._program.graphs
+        if not is_able:
+            raise no_cached_graph(self._program)
         for name in ("cache", "past_key_values"):
             if name != CACHE_NAME and name in kwargs:
                 kwargs[CACHE_NAME] = kwargs.pop(name)
@@ -113,6 +123,8 @@ class ProgramForGeneration(PreTrainedModel, GenerationMixin):
                     f"{flag}=True, and the {graph} graph returns no {key}",
                     expected=f"{flag}=False",
                     do=f'program.apply(layergraph.TapOutputs("{key}")) before generate()',
+                    shell=f"layergraph optimize FOLDER --tap {key} -o OUT, and generate from OUT; "
+                    f"or take {flag} out of generation_config.json",
                 )
 
     def _uncached(
