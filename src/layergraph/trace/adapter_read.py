@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from layergraph.errors import FormatError, InputError, InputTypeError, MissingFi
 from layergraph.ir import safetensors_io
 from layergraph.ir.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
 from layergraph.trace.adapter_config import ShadowSettings, read_config
+from layergraph.trace.hub import check_source
 
 PICKLED_FILE = "adapter_model.bin"
 _PASS = "weave-shadow"
@@ -52,8 +54,10 @@ def read_adapter(source: Any) -> dict[str, AdapterSource]:
         MissingFileError, FormatError: a file is not there, or damaged.
         NotSupportedError: the weights are pickled.
     """
-    if isinstance(source, (str, Path)):
-        return {"default": _read_folder(str(source))}
+    if isinstance(source, Path):
+        source = os.path.join(os.curdir, source)  # never an id of the Hub, though it may look like one
+    if isinstance(source, str):
+        return {"default": _read_folder(source)}
     if hasattr(source, "peft_config") and hasattr(source, "base_model"):
         return _read_model(source)
     raise InputTypeError(
@@ -97,6 +101,7 @@ def _find(source: str, name: str) -> Path:
                 f"{name} is missing", pass_name=_PASS, path=source, do="give a folder that peft's save_pretrained wrote"
             )
         return folder / name
+    check_source(source, _PASS)
     from transformers.utils import cached_file
 
     try:
@@ -106,7 +111,8 @@ def _find(source: str, name: str) -> Path:
             f"{source!r} is neither a folder nor an adapter on the Hub that can be reached",
             pass_name=_PASS,
             found=str(error).strip().splitlines()[0][:200],
-            do="check the path",
+            do="check the path, and the connection; or download the adapter and give its folder",
+            shell="download the adapter first and give its folder: nothing is downloaded here",
         ) from error
     return Path(found)
 
