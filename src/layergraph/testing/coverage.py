@@ -25,7 +25,7 @@ from layergraph.passes.fuse_patch_embed import FusePatchEmbed
 from layergraph.passes.tap_outputs import TapOutputs
 from layergraph.passes.tap_registry import registry_keys
 from layergraph.program import Program
-from layergraph.testing.zoo import build_model, tiny_config
+from layergraph.testing.zoo import build_model, modeling_module, tiny_config
 from layergraph.testing.zoo_families import FAMILIES
 from layergraph.trace.flatten import flatten_output
 from layergraph.trace.inputs import batch_like, dynamic_dims, make_example_inputs
@@ -98,8 +98,7 @@ def _unlisted(model_type: str) -> str:
     from transformers import CONFIG_MAPPING, PreTrainedModel
 
     config = CONFIG_MAPPING[model_type]
-    package = config.__module__.rpartition(".")[0]
-    module = importlib.import_module(f"{package}.modeling_{package.rpartition('.')[2]}")
+    module = importlib.import_module(modeling_module(config))
     found = [
         name
         for name, cls in vars(module).items()

@@ -108,6 +108,8 @@ def _kind_of_reason(row: Mapping[str, Any]) -> str:
     if "itself fails on these example inputs" in reason or row["stage"] in ("inputs", "eager"):
         return "the tiny model itself fails on its example inputs"
     if row["stage"] == "config":
+        if "no model class" in reason or "No module named 'transformers" in reason:
+            return "transformers has no model class for it alone"
         if "ImportError" in reason or "ModuleNotFound" in reason or "library" in reason:
             return "needs a package that is not installed"
         return "the shrunk config does not build"

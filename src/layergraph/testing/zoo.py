@@ -89,7 +89,7 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         cls = _model_class(name, config)
-        model = cls.from_config(config) if name.startswith("Auto") else cls(config)
+        model = cls.from_config(config) if hasattr(cls, "from_config") else cls(config)
         randomise(model, seed)
     return model.to(dtype).eval()
 
@@ -130,11 +130,14 @@ def _model_class(name: str, config: Any) -> Any:
 
     import transformers
 
-    if name.startswith("Auto"):
+    if hasattr(transformers, name):
         return getattr(transformers, name)
-    package = type(config).__module__.rpartition(".")[0]
-    module = importlib.import_module(f"{package}.modeling_{package.rpartition('.')[2]}")
-    return getattr(module, name)
+    return getattr(importlib.import_module(modeling_module(type(config))), name)
+
+
+def modeling_module(config_class: type) -> str:
+    """Where the models of a config are defined: beside it, in the file of the same name."""
+    return config_class.__module__.replace(".configuration_", ".modeling_")
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,4 +148,13 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-__all__ = ["build_model", "list_kinds", "list_model_types", "randomise", "shrink_config", "tiny_config", "tiny_model"]
+__all__ = [
+    "build_model",
+    "list_kinds",
+    "list_model_types",
+    "modeling_module",
+    "randomise",
+    "shrink_config",
+    "tiny_config",
+    "tiny_model",
+]

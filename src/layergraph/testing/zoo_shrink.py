@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib.util
 import inspect
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 # One consistent set of sizes. Sizes that mean different things differ where the architecture lets them.
@@ -28,6 +30,7 @@ _RULES: tuple[tuple[str, Any], ...] = (
     (r"(.*_)?(intermediate_size|ffn_dim|d_ff|ffn_hidden_size|n_inner|dim_feedforward)", INTERMEDIATE),
     (r"hidden_size|d_model|n_embd|embed_dim|(.*_)?hidden_size|(word_)?embed(ding)?_(dim|size)|dim", HIDDEN),
     (r"out_hidden_size|projection_dim|output_dim|out_dim|projector_hidden_size|pooler_output_size", HIDDEN),
+    (r"codebook_dim|adapter_input_size|adapter_in_dim|condition_dim|upsample_groups", HIDDEN),
     (r"(q|kv|o)_lora_rank", 16),
     (r"num_(local_|routed_)?experts|n_routed_experts|moe_num_experts|num_moe_experts", EXPERTS),
     (r"num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|router_top_k", lambda v: min(v, 2)),
@@ -48,7 +51,9 @@ _RULES: tuple[tuple[str, Any], ...] = (
     (r"(proj_)?codevector_dim|classifier_proj_size|xvector_output_dim", 16),
 )
 _PATTERNS = tuple((re.compile(pattern), value) for pattern, value in _RULES)
-_PER_LAYER = re.compile(r".*(layer_types|_layers|mlp_layer_types|block_types|layers_block_type|_pattern|layer_idx)$")
+_PER_LAYER = re.compile(
+    r".*(_per_layer|intermediate_size|layer_types|_layers|mlp_layer_types|block_types|layers_block_type|_pattern|layer_idx)$"
+)
 _TOKEN = re.compile(r".*_token_(id|index)$|.*_token$")
 _LAYER_INDEXES = re.compile(r".*(block_indexes|visual_indexes|layer_indexes|out_indices|select_layer.*)$")
 
@@ -60,9 +65,6 @@ def shrink_config(config: Any, **overrides: Any) -> Any:
         config: a ``PreTrainedConfig`` (not changed).
         overrides: fields to set to these values instead; a mapping merges into a nested config's shrunk fields.
     """
-    if getattr(config, "is_heterogeneous", False):
-        config = copy.deepcopy(config)
-        config.allow_global_per_layer_attribute_access = True  # sizes that layers then override
     return type(config)(**_fields(config, overrides, _Tokens()))
 
 
@@ -77,6 +79,9 @@ class _Tokens:
 
 
 def _fields(config: Any, overrides: Mapping[str, Any], tokens: _Tokens) -> dict[str, Any]:
+    if getattr(config, "is_heterogeneous", False):
+        config = copy.deepcopy(config)
+        config.allow_global_per_layer_attribute_access = True  # sizes that layers then override
     accepted = _accepted(type(config))
     n_layers = _depth(config)
     made: dict[str, Any] = {}
@@ -97,8 +102,12 @@ def _fields(config: Any, overrides: Mapping[str, Any], tokens: _Tokens) -> dict[
     if getattr(config, "rope_parameters", None):
         # Families may add sections that their attention has defaults for, for its full size only
         added = overrides.get("rope_parameters") or {}
-        made["rope_parameters"] = _rope(config.rope_parameters, made) | added
+        by_layer = any(isinstance(value, Mapping) for value in config.rope_parameters.values())
+        sections = {"mrope_section": [0, 0, 0]} if not by_layer and _has_sections(type(config)) else {}
+        made["rope_parameters"] = _rope(sections | dict(config.rope_parameters), made) | added
         overrides = {name: value for name, value in overrides.items() if name != "rope_parameters"}
+    if "head_dim" in accepted and getattr(config, "head_dim", None) is None:
+        made["head_dim"] = HEAD_DIM  # what follows from width and heads; some code reads it all the same
     if "pad_token_id" in accepted and "vocab_size" in accepted and getattr(config, "pad_token_id", None) is None:
         made["pad_token_id"] = 0  # heads that pool the last token of a batch look for it
     return made | {name: value for name, value in overrides.items() if name not in nested}
@@ -168,6 +177,12 @@ def _small_list(name: str, value: list[Any], n_layers: int | None) -> Any:
 def _kv_heads(name: str, value: int, config: Any) -> int:
     heads = next((h for n in ("num_attention_heads", "num_heads") if isinstance(h := getattr(config, n, None), int)), 0)
     return HEADS if value >= heads else 1 if value == 1 else KV_HEADS
+
+
+def _has_sections(config_class: type) -> bool:
+    """Whether the attention of this config's models splits its heads for rotary positions in time, height, width."""
+    spec = importlib.util.find_spec(config_class.__module__.replace(".configuration_", ".modeling_"))
+    return spec is not None and spec.origin is not None and "mrope_section" in Path(spec.origin).read_text()
 
 
 def _rope(rope: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:

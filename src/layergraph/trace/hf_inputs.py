@@ -233,21 +233,53 @@ def image(request: Request) -> dict[str, Any] | None:
 
 
 def audio(request: Request) -> dict[str, Any] | None:
-    """Raw waves (batch, samples), spectrograms of one length, or frames of features (batch, frames, features)."""
+    """Raw waves (batch, samples), spectrograms of one length, or frames of features; beside them a decoder's text."""
+    made = _waves(request)
+    if made is not None and "decoder_input_ids" in request.accepts:
+        made["decoder_input_ids"] = _ids(request, request.size("batch"), request.size("decoder_sequence"))
+    return made
+
+
+def _waves(request: Request) -> dict[str, Any] | None:
     mels, length = request.get("num_mel_bins"), request.get("max_length")
     if "input_values" in request.accepts:
         if mels and length:
             return {"input_values": request.normal(request.size("batch"), length, mels)}
-        if request.get("conv_stride"):
+        if request.get("conv_stride") or "decoder_input_ids" in request.accepts:
             return {"input_values": request.normal(request.size("batch"), request.size("length", 3200))}
-    if "input_features" in request.accepts and mels:
-        if (positions := request.get("max_source_positions")) is not None:
+    if "input_features" in request.accepts:
+        if mels and (positions := request.get("max_source_positions")) is not None:
             return {"input_features": request.normal(request.size("batch"), mels, 2 * positions)}
-        return {"input_features": request.normal(request.size("batch"), request.size("length", 48), mels)}
+        if width := mels or _feature_width(request):
+            return {"input_features": request.normal(request.size("batch"), request.size("length", 48), width)}
     return None
 
 
-RECIPES: tuple[Recipe, ...] = (packed_patches, images_in_text, text_and_image, text, video, image, audio)
+def _feature_width(request: Request) -> int | None:
+    """Features of a frame where they are not plainly the config's mel bins."""
+    width: int | None = request.get("feature_projection_input_dim", "input_feat_per_channel")
+    encoder = request.get("encoder_config", "audio_config")
+    return width or (request.get("num_mel_bins", config=encoder) if encoder is not None else None)
+
+
+def embeddings(request: Request) -> dict[str, Any] | None:
+    """Parts of models that take states of the model's width where others take token ids."""
+    width = request.get("hidden_size", "d_model")
+    if request.required() != ["inputs_embeds"] or width is None:
+        return None
+    return {"inputs_embeds": request.normal(request.size("batch"), request.size("sequence"), width)}
+
+
+RECIPES: tuple[Recipe, ...] = (
+    packed_patches,
+    images_in_text,
+    text_and_image,
+    text,
+    video,
+    image,
+    audio,
+    embeddings,
+)
 
 
 # ---- packed patches ----
@@ -300,6 +332,7 @@ __all__ = [
     "Recipe",
     "Request",
     "audio",
+    "embeddings",
     "image",
     "images_in_text",
     "longest_chunk",
