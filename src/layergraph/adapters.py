@@ -183,6 +183,7 @@ def _sources(item: WeaveShadow, held: Shadow | None, model: Any) -> Mapping[str,
         pass_name=item.pass_name,
         expected="an adapter, a config, or a PeftModel with a SHADOW adapter as the model",
         do="write layergraph.WeaveShadow(folder), or WeaveShadow(config={}) for an untrained one",
+        shell="say which: --pass weave-shadow:adapter=FOLDER",
     )
 
 

@@ -120,6 +120,7 @@ class Shadow:
                 f"the program has no adapter {name!r}",
                 expected=", ".join(self.adapters) or "none was added",
                 do="add_adapter(folder, name) adds one",
+                shell="give the folder of one: --adapter FOLDER",
             ) from None
 
     def fit(
@@ -234,6 +235,7 @@ def no_shadow() -> NotSupportedError:
     return NotSupportedError(
         "no shadow is woven into this program",
         do="program.apply(layergraph.WeaveShadow(folder)) weaves one in; it has methods for more adapters then",
+        shell="--pass weave-shadow:adapter=FOLDER weaves one in, or generate with --adapter FOLDER",
     )
 
 

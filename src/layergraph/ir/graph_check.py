@@ -144,6 +144,7 @@ def _check(key: str, text: str, graph: str) -> None:
             do="import the library that registers the op before loading"
             if key in _OPERATORS
             else "do not use this folder: it is damaged, or made to run code; save again from the model",
+            shell="name the library that registers the op: --import MODULE" if key in _OPERATORS else None,
         )
 
 

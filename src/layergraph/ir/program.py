@@ -220,6 +220,7 @@ class Original:
                 path=gone[0],
                 found=f"{len(gone)} weights gone",
                 do="start again from the model, or optimize(..., verify=True), which keeps them",
+                shell="start again from the model's folder",
             )
         for name in gone:
             shape, dtype = self.parameters[name]

@@ -165,6 +165,7 @@ def target_of(text: str) -> Callable[..., Any]:
             "a value kept beside the graph is computed by an op that is not registered with torch",
             found=repr(text)[:200],
             do="import the library that registers the op; or do not use this folder, and save again from the model",
+            shell="name the library that registers the op: --import MODULE; or do not use this folder",
         )
     found: Any = operator if space == "operator" else getattr(torch.ops, space)
     for part in rest.split("."):

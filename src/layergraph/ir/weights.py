@@ -73,6 +73,7 @@ class Remap:
                 path=", ".join(self.rewritten),
                 expected=", ".join(sorted(_KINDS)),
                 do="import the module whose pass made it before loading",
+                shell="name the module whose pass made it: --import MODULE",
             ) from None
 
     def to_dict(self) -> dict[str, Any]:

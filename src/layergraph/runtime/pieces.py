@@ -56,6 +56,7 @@ def _joiner(
             f"output {name!r} grows with what is held, and this prompt is written in pieces",
             expected="a prompt of one piece",
             do="step the prompt yourself in pieces, or remove that tap",
+            shell="give a shorter prompt, or a program without that tap",
         )
     for dim, size in enumerate(shape):
         if size in (tokens, kept):

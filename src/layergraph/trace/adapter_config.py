@@ -85,6 +85,7 @@ def read_config(config: Any) -> ShadowSettings:
             expected="peft_type SHADOW",
             found=f"peft_type {kind}",
             do="merge it into the model with peft, then trace the model",
+            shell="merge it into the model with peft, save that with save_pretrained, and give its folder",
         )
     names = {item.name for item in dataclasses.fields(ShadowSettings)}
     unknown = [key for key, value in config.items() if key not in names and key not in _COMMON and value]

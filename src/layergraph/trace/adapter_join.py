@@ -48,6 +48,7 @@ def join_adapter(shadow: Shadow, name: str, source: AdapterSource, *, training: 
             expected=f"{key}={value!r}",
             found=f"{key}={other!r}",
             do="add it with pad=True, which fills it up with zeros" if is_smaller else "weave it into its own program",
+            shell="generate with it alone: --adapter once, on the model's own folder",
         )
     if source.tensors is None:
         raise NotSupportedError(

@@ -131,6 +131,7 @@ def _kind(path: str, implementation: str | None) -> str:
         f"attention implementation {implementation!r} cannot be traced for a packed sequence",
         path=path,
         do='call model.set_attn_implementation("sdpa") before tracing',
+        shell="add --attention sdpa",
     )
 
 

@@ -57,6 +57,7 @@ def _refuse_kernels(model: nn.Module) -> None:
                 f"{name} cannot be traced",
                 path=path,
                 do='call model.set_attn_implementation("sdpa") (or "eager") before tracing',
+                shell="add --attention sdpa, or eager",
             )
 
 

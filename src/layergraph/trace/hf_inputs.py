@@ -11,6 +11,9 @@ from torch import nn
 
 from layergraph.errors import InputError, TraceError
 
+# The remedy on the command line, which has no way to say example inputs.
+NEEDS_PYTHON = "trace it in Python, with example inputs, and save that; or take another part: --submodule PATH"
+
 # Layers that keep a summary of the past.
 _STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "hybrid", "hybrid_sliding"}
 _DEFAULTS = {"batch": 2, "sequence": 7, "decoder_sequence": 5, "images": 2}
@@ -106,7 +109,9 @@ def _ids(request: Request, *shape: int) -> torch.Tensor:
     """Token ids that mean nothing special to the model."""
     vocab = request.get("vocab_size", config=_text(request))
     if vocab is None:
-        raise TraceError(f"{type(request.model).__name__} has no vocab_size", do="pass example_inputs=")
+        raise TraceError(
+            f"{type(request.model).__name__} has no vocab_size", do="pass example_inputs=", shell=NEEDS_PYTHON
+        )
     special: set[int] = set()
     for config in (request.config, _text(request)):
         for name, value in vars(config).items():
@@ -328,6 +333,7 @@ def _placed(request: Request, grids: torch.Tensor) -> torch.Tensor:
 
 
 __all__ = [
+    "NEEDS_PYTHON",
     "RECIPES",
     "Recipe",
     "Request",

@@ -45,6 +45,7 @@ def find(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
             f"{type(model).__name__} derives inputs from grid_thw that no prologue makes",
             found=", ".join(missing),
             do="register a prologue for them with layergraph.trace.prologue.register_prologue",
+            shell="name a module that registers a prologue for them: --import MODULE",
         )
     merge_size = _attribute(model, "spatial_merge_size")
     params: dict[str, Any] = {
@@ -234,6 +235,7 @@ def _number(model: nn.Module, name: str) -> int:
             expected=f"an attribute {name} that is a number",
             found=repr(value),
             do="register a prologue for it with layergraph.trace.prologue.register_prologue",
+            shell="name a module that registers a prologue for it: --import MODULE",
         )
     return value
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from layergraph.errors import InputError, TraceError
-from layergraph.trace.hf_inputs import RECIPES, Request
+from layergraph.trace.hf_inputs import NEEDS_PYTHON, RECIPES, Request
 
 # Labels of dimensions, by input name, where the input has that rank.
 _TEXT = {2: {0: "batch", 1: "sequence"}, 3: {0: "batch", 1: "sequence"}}
@@ -107,7 +107,11 @@ def dynamic_dims(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, dict[
 
 def _make(model: nn.Module, sizes: Mapping[str, int], seed: int) -> dict[str, Any]:
     if getattr(model, "config", None) is None:
-        raise TraceError(f"{type(model).__name__} has no config to make example inputs from", do="pass example_inputs=")
+        raise TraceError(
+            f"{type(model).__name__} has no config to make example inputs from",
+            do="pass example_inputs=",
+            shell=NEEDS_PYTHON,
+        )
     request = Request(model, sizes, seed)
     for recipe in RECIPES:
         made = recipe(request)
@@ -131,6 +135,7 @@ def _unknown(model: nn.Module, reason: str) -> TraceError:
         f"example inputs for {type(model).__name__} cannot be made",
         found=f"{reason}: {inspect.signature(model.forward)}"[:400],
         do="pass example_inputs={...}, the keyword arguments of its forward",
+        shell=NEEDS_PYTHON,
     )
 
 

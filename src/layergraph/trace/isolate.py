@@ -68,6 +68,7 @@ def _refuse(model: nn.Module) -> None:
                 path=path,
                 found=f"{type(module).__module__}.{type(module).__name__}",
                 do="load the model unquantised, or dequantize() it first",
+                shell="give a folder whose weights are not quantised",
             )
 
 

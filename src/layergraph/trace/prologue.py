@@ -78,6 +78,7 @@ class Prologue:
                 f"no input prologue is named {self.name!r}",
                 expected=", ".join(sorted(_KINDS)),
                 do="upgrade layergraph, or import the module that registers it before loading",
+                shell="upgrade layergraph, or name the module that registers it: --import MODULE",
             )
         if not 1 <= self.version <= kind.version:
             raise FormatError(
