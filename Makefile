@@ -23,14 +23,18 @@ test: lint
 test-slow: $(STAMP)
 	$(PYTEST) -m "slow and not gpu" $(ARGS)
 
-# The lower end of the transformers that are supported. torch stays at its pin.
-LOWER := .venv-lower
+# Another pair of versions; by default the lower end of transformers with the torch of every day. Any other torch comes
+# with several GB of CUDA:  make test-versions TORCH=2.11.0  |  make test-versions TORCH=2.14.1 TRANSFORMERS=5.24.0
+TORCH ?= 2.13.0
+TRANSFORMERS ?= 5.17.0
+OTHER := .venv-$(TORCH)-$(TRANSFORMERS)
 test-versions: $(STAMP)
-	test -x $(LOWER)/bin/python || $(PYTHON) -m venv $(LOWER)
-	sed 's/^transformers==.*/transformers==5.17.0/' constraints.txt > $(LOWER)/constraints.txt
-	$(LOWER)/bin/python -m pip install --disable-pip-version-check -q -e '.[dev]' -c $(LOWER)/constraints.txt
-	OMP_NUM_THREADS=1 $(LOWER)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" \
-		tests/ir tests/trace tests/testing tests/runtime $(ARGS)
+	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	sed 's/^transformers==.*/transformers==$(TRANSFORMERS)/; s/^torch==.*/torch==$(TORCH)/; /^triton==/d' \
+		constraints.txt > $(OTHER)/constraints.txt
+	$(OTHER)/bin/python -m pip install --disable-pip-version-check -q -e '.[dev]' -c $(OTHER)/constraints.txt
+	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" \
+		tests/ir tests/trace tests/testing tests/runtime tests/passes $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

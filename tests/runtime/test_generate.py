@@ -8,6 +8,7 @@ from transformers.generation.streamers import BaseStreamer
 import layergraph as lg
 from layergraph.errors import InputError, NotSupportedError
 from layergraph.runtime import DualCache
+from layergraph.runtime.generate import CACHE_NAME
 
 PLAIN = {"pad_token_id": 0, "eos_token_id": None}
 
@@ -158,4 +159,4 @@ def test_a_foreign_cache_is_refused(qwen3, batch):
     with pytest.raises(InputError, match="a cache of its own kind"):
         program.generate(batch[0], cache=DynamicCache(config=model.config), max_new_tokens=2, **PLAIN)
     with pytest.raises(NotSupportedError, match="written by a layergraph program"):
-        model(input_ids=batch[0], cache=DualCache(program), use_cache=True)
+        model(input_ids=batch[0], **{CACHE_NAME: DualCache(program)}, use_cache=True)

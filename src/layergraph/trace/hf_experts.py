@@ -23,7 +23,11 @@ _numbers = itertools.count()
 
 def expert_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Modules whose forward transformers dispatches on ``config._experts_implementation``, by path."""
-    return {path: module for path, module in model.named_modules() if hasattr(module, "_is_expert_parallel")}
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if hasattr(module, "has_gate") and hasattr(module, "is_transposed")
+    }
 
 
 @contextmanager
@@ -40,7 +44,7 @@ def traceable_experts(model: nn.Module) -> Iterator[None]:
 
     experts = expert_modules(model)
     for path, module in experts.items():
-        if module._is_expert_parallel:
+        if getattr(module, "_is_expert_parallel", False):
             raise NotSupportedError("expert parallelism cannot be traced", path=path, do="trace the unsharded model")
     name = f"layergraph_{next(_numbers)}_experts"
     own: dict[int, Any] = {}
@@ -117,7 +121,7 @@ def _expert_layers(module: Any, linear: Any, x: torch.Tensor) -> torch.Tensor:
     else:
         x = module.act_fn(linear("up_proj", x))
     x = linear("down_proj", x)
-    return module.post_expert_norm(x) if module.has_post_expert_norm else x
+    return module.post_expert_norm(x) if getattr(module, "has_post_expert_norm", False) else x
 
 
 __all__ = ["expert_modules", "traceable_experts"]

@@ -48,12 +48,15 @@ def find(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
             shell="name a module that registers a prologue for them: --import MODULE",
         )
     merge_size = _attribute(model, "spatial_merge_size")
+    if merge_size is None:
+        merge_size = getattr(getattr(model, "config", None), "spatial_merge_size", None)
     params: dict[str, Any] = {
         "derive": derive,
         # PaddleOCR-VL has no attribute and passes a literal 1: it merges in its projector
         "spatial_merge_size": None if merge_size is None and "merge_sizes" in inputs else int(merge_size or 1),
-        "merge_temporal": bool(getattr(model, "merge_temporal", False)),
-        "include_temporal": bool(getattr(model, "include_temporal", False)),
+        # Attributes by 5.24; until then what the model's forward says in so many words.
+        "merge_temporal": bool(getattr(model, "merge_temporal", False)) or _says(model, "merge_temporal"),
+        "include_temporal": bool(getattr(model, "include_temporal", False)) or _says(model, "include_temporal"),
         "keep_grid": _reads_grid(model),
     }
     if "window" in derive:
@@ -257,19 +260,34 @@ def _names_used(model: nn.Module) -> set[str]:
     return {name for method in _methods(model) for name in method.__code__.co_names}
 
 
+def _forward(model: nn.Module) -> ast.AST | None:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(type(model).forward))))
+    except (OSError, SyntaxError, TypeError):
+        return None
+
+
+def _helper_calls(tree: ast.AST) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _HELPERS:
+            yield node
+
+
+def _says(model: nn.Module, keyword: str) -> bool:
+    """Whether the forward calls a helper with ``keyword=True``."""
+    tree = _forward(model)
+    given = [item for call in _helper_calls(tree) for item in call.keywords] if tree is not None else []
+    return any(
+        item.arg == keyword and isinstance(item.value, ast.Constant) and item.value.value is True for item in given
+    )
+
+
 def _reads_grid(model: nn.Module) -> bool:
     """Whether the forward uses ``grid_thw`` other than as an argument of the helpers that a prologue bypasses."""
-    forward = inspect.unwrap(type(model).forward)
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
-    except (OSError, SyntaxError, TypeError):
+    tree = _forward(model)
+    if tree is None:
         return True  # no source to read: keeping the input is always right
-    bypassed = {
-        id(leaf)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _HELPERS
-        for leaf in ast.walk(node)
-    }
+    bypassed = {id(leaf) for call in _helper_calls(tree) for leaf in ast.walk(call)}
     return any(isinstance(n, ast.Name) and n.id == "grid_thw" and id(n) not in bypassed for n in ast.walk(tree))
 
 
