@@ -86,6 +86,12 @@ def test_attentions_of_code_without_a_table_say_how_to_have_them():
     assert 'attn_implementation="eager"' in str(caught.value)
 
 
+def test_what_the_graph_returns_without_being_asked_is_named():
+    _, _, program = _program("bridgetower", "BridgeTowerModel")
+    with pytest.raises(ValueError, match="returns hidden_states already"):
+        program.apply(lg.TapOutputs("hidden_states"))
+
+
 def test_one_recorder_of_several_classes_records_each():
     row = check_model_type("inkling2_loop_text")
     assert row.taps["state"] == "pass", row.taps

@@ -156,7 +156,7 @@ class TapOutputs(Pass):
     def _from_registry(self, program: Program, unit: GraphUnit, refusals: list[Refusal]) -> Iterator[_Target]:
         tuples = record(unit, program.model, self.what)
         if not any(item.key == self.what and item.entries for item in tuples):
-            _explain_nothing(self.what, tuples, program)
+            _explain_nothing(self.what, tuples, program, unit)
         for item in tuples:
             count = len(item.entries)
             if item.n_none:
@@ -265,15 +265,21 @@ def _indices(selection: Any, count: int, option: str) -> list[int]:
     return sorted(chosen)
 
 
-def _explain_nothing(key: str, tuples: list[Recorded], program: Program) -> None:
-    if any(item.key == key and item.n_none for item in tuples):
-        attention = program.model.attention
+def _explain_nothing(key: str, tuples: list[Recorded], program: Program, unit: GraphUnit) -> None:
+    if any(name.startswith(f"{key}.") for name in unit.interface.outputs):
+        raise InputError(
+            f"the graph returns {key} already", pass_name="tap-outputs", do=f"read .{key} of what the program returns"
+        )
+    if any(item.key == key and item.n_none for item in tuples) or unit.layers.returned.get(key) == {}:
+        attention = program.model.attention if program.model.attention != "eager" else None
         raise InputError(
             f"no {key} to tap: the recorded modules return None there",
             pass_name="tap-outputs",
             expected="attention weights" if "attention" in key else "tensors",
             found=f"traced with {attention} attention, which does not compute weights" if attention else "None",
-            do='load the model with attn_implementation="eager" and trace again',
+            do='load the model with attn_implementation="eager" and trace again'
+            if attention
+            else "tap a module path instead; program.print() shows them",
         )
     raise NotFoundError(
         f"the model records {key!r}, but no module of the traced graph matches",

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import importlib
 import inspect
+import re
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -202,8 +203,8 @@ def _check_taps(
         found = _replay(tapped, given)
         expected = _whole(expected, found)
         for name, value in expected.items():
-            if name not in found and name in left:
-                by_hand[name.rpartition(".")[0]] = None
+            if name not in found and (name in left or name.rpartition(".")[0] in left):
+                by_hand[re.sub(r"(\.\d+)+$", "", name)] = None
                 continue
             if name not in found:
                 problems.append(f"{name} is missing")
@@ -220,6 +221,8 @@ def _check_taps(
         result["beyond_eager"] = beyond
     if problems:
         return {"state": "fail", "reason": "; ".join(problems[:3]) + f" ({len(problems)} in all)", **result}
+    if not compared and by_hand:
+        return {"state": "refused", "reason": "", **result}
     if not compared:
         reason = next(iter(refused.values()), "eager gives nothing for the keys it declares")
         return {"state": "refused" if refused else "none", "reason": reason, **result}
