@@ -32,6 +32,7 @@ from layergraph.trace.flatten import (
 )
 from layergraph.trace.isolate import isolate
 from layergraph.trace.marks import Recorder, qualified
+from layergraph.trace.peft_model import is_peft_model, unwrap_adapters
 from layergraph.trace.sizes import size_labels
 
 Progress = Callable[[str], None]
@@ -51,7 +52,8 @@ def trace(
     """The program of ``model``, untouched by any pass. The model is not changed, weights are shared with it.
 
     Args:
-        model: any ``nn.Module``; Hugging Face models need no example inputs.
+        model: any ``nn.Module``; Hugging Face models need no example inputs. A PeftModel is traced with the adapters
+            that are active, its inputs being the base model's.
         example_inputs: keyword arguments of forward as a mapping, positional ones as a tuple, or one tensor.
         dynamic: True finds out which sizes may vary (batch and sequence, patches and images for vision towers);
             False fixes all; a mapping names them: ``{"input_ids": {0: "batch", 1: "sequence"}}``.
@@ -65,6 +67,8 @@ def trace(
         InputError, InputTypeError, NotSupportedError: see :func:`isolate` and :func:`bind_example`.
     """
     say = progress or (lambda text: None)
+    if is_peft_model(model):
+        model = unwrap_adapters(model)
     with _LOCK:
         say(f"copying the modules of {type(model).__name__}")
         twin = isolate(model, training=training)
@@ -119,9 +123,7 @@ def trace(
                 units["step"] = replace(step, exported=shared)
             info = replace(info, uncached_because=reason)
         if hf is not None and (found := hf.returned(twin, prepared, layers)):
-            units = {
-                name: replace(unit, layers=replace(unit.layers, returned=found)) for name, unit in units.items()
-            }
+            units = {name: replace(unit, layers=replace(unit.layers, returned=found)) for name, unit in units.items()}
         say(f"traced {sum(len(unit.nodes) for unit in units.values())} nodes")
         return Program(units, WeightMap(), info, aliases=_aliases(exported))
 

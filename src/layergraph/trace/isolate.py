@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from layergraph.errors import InputTypeError, NotSupportedError, TraceError
 
 _QUANTISED = ("bitsandbytes", "gptqmodel", "auto_gptq", "awq", "torchao", "hqq", "aqlm", "eetq", "quanto")
+_WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 
 
 def isolate(model: nn.Module, *, training: bool = False) -> nn.Module:
@@ -22,7 +24,8 @@ def isolate(model: nn.Module, *, training: bool = False) -> nn.Module:
 
     Raises:
         InputTypeError: not a module.
-        NotSupportedError: offload hooks, quantised bases, compiled or scripted modules: named, with the remedy.
+        NotSupportedError: offload hooks, quantised bases, tensor classes of their own, compiled, scripted or spread
+            modules: named, with the remedy.
         TraceError: some attribute cannot be copied.
     """
     if not isinstance(model, nn.Module):
@@ -53,6 +56,12 @@ def _refuse(model: nn.Module) -> None:
         raise NotSupportedError("a scripted module has no Python to trace", do="pass the nn.Module it was made from")
     if type(model).__name__ == "OptimizedModule":
         raise NotSupportedError("a compiled module cannot be traced", do="pass model._orig_mod")
+    if type(model).__name__ in _WRAPPERS:
+        raise NotSupportedError(
+            "a wrapper that spreads a model over devices cannot be traced",
+            found=type(model).__name__,
+            do="pass model.module",
+        )
     for path, module in model.named_modules():
         if hasattr(module, "_hf_hook"):
             raise NotSupportedError(
@@ -61,14 +70,27 @@ def _refuse(model: nn.Module) -> None:
                 found=type(module._hf_hook).__name__,
                 do="load without device_map, or remove the hooks with accelerate.hooks.remove_hook_from_submodules",
             )
-        origin = type(module).__module__.partition(".")[0]
-        if origin in _QUANTISED:
+        _refuse_weights(path, module)
+
+
+def _refuse_weights(path: str, module: nn.Module) -> None:
+    tensors = {**module._parameters, **module._buffers}
+    for kind in (type(module), *map(type, tensors.values())):
+        if kind.__module__.partition(".")[0] in _QUANTISED or kind.__module__.startswith("torch.ao.nn.quantized"):
             raise NotSupportedError(
                 "a quantised base cannot be traced",
                 path=path,
-                found=f"{type(module).__module__}.{type(module).__name__}",
+                found=f"{kind.__module__}.{kind.__name__}",
                 do="load the model unquantised, or dequantize() it first",
                 shell="give a folder whose weights are not quantised",
+            )
+    for name, tensor in tensors.items():
+        if tensor is not None and is_traceable_wrapper_subclass(tensor):
+            raise NotSupportedError(
+                "a weight that is of a tensor class of its own cannot be part of a graph",
+                path=f"{path}.{name}" if path else name,
+                found=f"{type(tensor).__module__}.{type(tensor).__name__}",
+                do="make a plain tensor of it first: dequantize(), full_tensor()",
             )
 
 

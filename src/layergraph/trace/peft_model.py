@@ -1,4 +1,4 @@
-"""The base model inside a PeftModel, as it was before peft wrapped its blocks."""
+"""The base model inside a PeftModel: with its adapters in place, or as it was before peft wrapped its blocks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,31 @@ from layergraph.trace.isolate import isolate
 def is_peft_model(model: Any) -> bool:
     """Whether ``model`` is a PeftModel; peft is not imported for that."""
     return any(base.__module__.startswith("peft.") and base.__name__ == "PeftModel" for base in type(model).__mro__)
+
+
+def unwrap_adapters(model: Any) -> nn.Module:
+    """The base model of a PeftModel with its adapters in place (LoRA, IA3 and the like): traced as it computes now.
+
+    Raises:
+        NotSupportedError: an adapter that is no part of the base's modules: a shadow, or learnt prompts.
+    """
+    for name in model.active_adapters:
+        config = model.peft_config[name]
+        kind = str(getattr(config.peft_type, "value", config.peft_type))
+        if kind == "SHADOW":
+            raise NotSupportedError(
+                "a shadow adapter is woven in by its pass, not traced",
+                found=f"{name}: {kind}",
+                do="layergraph.optimize(model, passes=[layergraph.WeaveShadow()])",
+            )
+        if getattr(config, "is_prompt_learning", False):
+            raise NotSupportedError(
+                "learnt prompts live outside of the model's modules and cannot be traced with it",
+                found=f"{name}: {kind}",
+                do="trace the base model, and give it the prompts as inputs_embeds",
+            )
+    base: nn.Module = model.get_base_model()
+    return base
 
 
 def unwrap_shadow(model: Any) -> nn.Module:
@@ -51,4 +76,4 @@ def unwrap_shadow(model: Any) -> nn.Module:
     return base.train(training)
 
 
-__all__ = ["is_peft_model", "unwrap_shadow"]
+__all__ = ["is_peft_model", "unwrap_adapters", "unwrap_shadow"]
