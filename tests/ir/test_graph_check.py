@@ -106,6 +106,18 @@ def test_sizes_are_arithmetic(saved: Path, code: str) -> None:
         lg.load(saved)
 
 
+@pytest.mark.parametrize("code", ["torch.load('x') == 1", "torch.hub.load('x')", "torch.ops", "torch.sym_max.__self__"])
+def test_conditions_are_arithmetic_on_sizes(saved: Path, code: str) -> None:
+    forge(saved, lambda graph: guard_as_code(graph, code))
+    with pytest.raises(FormatError, match="a condition that is no arithmetic"):
+        lg.load(saved)
+
+
+def test_conditions_as_torch_2_14_writes_them_load(saved: Path) -> None:
+    forge(saved, lambda graph: guard_as_code(graph, "torch.sym_max(1, L['x'].size()[0]) == L['x'].size()[0]"))
+    assert lg.load(saved)(x=torch.ones(5, 4)).shape == (5, 4)
+
+
 @pytest.mark.parametrize(
     "target", ["torch.load", "torch.ops.load_library.x", "torch.ops.aten.from_file.default", "_operator.attrgetter"]
 )

@@ -149,7 +149,8 @@ def graph_input(
 def size_conditions(exported: ExportedProgram) -> list[str]:
     """What torch noted about the sizes of inputs while tracing, as Python over ``name.shape[dim]``."""
     noted = getattr(exported, "_guards_code", None) or ()
-    return list(dict.fromkeys(re.sub(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]", r"\1.shape[\2]", text) for text in noted))
+    plain = (re.sub(r"\btorch\.sym_(max|min)\(", r"\1(", text) for text in noted)  # as torch 2.14 writes them
+    return list(dict.fromkeys(re.sub(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]", r"\1.shape[\2]", text) for text in plain))
 
 
 def op_name(target: Any) -> str:

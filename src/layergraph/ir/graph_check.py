@@ -52,8 +52,9 @@ _TORCH |= {"RoundToInt", "RoundDecimal", "ToFloat", "Identity", "IsNonOverlappin
 _EXPRESSION = _NUMBERS | _TRUTHS | _TORCH
 _ASSUMPTIONS = {"positive", "integer", "nonnegative", "negative", "real", "precision", "evaluate"}
 _GUARD = {"L", "math", "max", "min", "Max", "Min", "abs", "int", "float", "bool", "and_", "or_", "not_"} | _EXPRESSION
+_GUARD |= {"torch"}  # torch 2.14 writes torch.sym_max where it wrote max; no attribute but those below is let through
 _METHODS = {"size", "stride", "storage_offset", "shape", "dim", "ndim", "numel", "floor", "ceil", "trunc", "sqrt"}
-_METHODS |= {"isnan", "inf", "item"}
+_METHODS |= {"isnan", "inf", "item", "sym_max", "sym_min", "sym_not", "sym_ite", "sym_int", "sym_float"}
 _SYNTAX = (
     ast.Expression,
     ast.Call,
