@@ -65,6 +65,9 @@ def test_row_13_a_sharded_checkpoint_streams_into_the_graphs_layout(tmp_path):
 def test_row_13_a_checkpoint_of_another_model_or_none_is_named(tmp_path):
     model = ViTModel(ViTConfig(**_SIZES, image_size=32, patch_size=8))
     program = lg.trace(model, progress=False)
+    with pytest.raises(FileNotFoundError, match="the folder is empty"):
+        program.load_weights(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match=r"no model\.safetensors"):
         program.load_weights(tmp_path)
     other = ViTModel(ViTConfig(**{**_SIZES, "intermediate_size": 32}, image_size=32, patch_size=8))

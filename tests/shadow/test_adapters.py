@@ -267,7 +267,7 @@ def test_folders_that_are_no_adapters(twins, tmp_path):
     program = twins.fresh()
     with pytest.raises(FileNotFoundError, match=r"adapter_config.json is missing"):
         program.add_adapter(tmp_path, "bad")
-    with pytest.raises(FileNotFoundError, match="neither a folder nor an adapter"):
+    with pytest.raises(FileNotFoundError, match=r"no such folder[\s\S]*owner/name on the Hub"):
         program.add_adapter(str(tmp_path / "nowhere"), "bad")
     with pytest.raises(TypeError, match="not an adapter"):
         program.add_adapter(3, "bad")

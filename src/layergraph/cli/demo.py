@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from layergraph.cli.console import quiet_libraries, verbose_option
+from layergraph.cli.console import start_libraries, verbose_option
 
 
 @click.command("demo", short_help="Every step on two models, in about a minute.")
@@ -17,7 +17,7 @@ def demo_command(quick: bool) -> None:
     gets its Conv3d patch embedding fused; two trained shadow adapters write in turn from one graph. Nothing is
     downloaded; it takes about a minute on two cores. What it prints is measured while it runs.
     """
-    quiet_libraries()
+    start_libraries()
     from layergraph.demo import run_demo
 
     run_demo(quick=quick)

@@ -8,6 +8,7 @@ import importlib
 import json
 import pkgutil
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from layergraph.errors import (
 if TYPE_CHECKING:
     from torch import nn
 
+    from layergraph.passes import Pass
     from layergraph.program import Program
     from layergraph.progress import Say
 
@@ -42,46 +44,39 @@ _TOKENIZER = (
 _PROCESSOR = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse what is no folder.
-
-    Raises:
-        MissingFileError: nothing is there, or a file.
-    """
-    if not folder.is_dir():
-        raise MissingFileError(
-            "no such folder" if not folder.exists() else "this is a file, not a folder",
-            path=str(folder),
-            do="give a folder written by save_pretrained, or by layergraph",
-        )
-
-
-def open_folder(folder: Path, submodule: str | None, say: Say) -> nn.Module | Program:
+def open_folder(folder: Path, submodule: str | None, say: Say, attention: str | None = None) -> nn.Module | Program:
     """The program saved in ``folder``, or else the model (or the part of it at ``submodule``).
 
     Raises:
         MissingFileError: neither is there. And as :func:`load_model` and :func:`layergraph.load` do.
     """
+    from layergraph.ir.folder_read import check_folder, kind_of
+
     check_folder(folder)
-    if (folder / MANIFEST).is_file():
-        if submodule is not None:
-            raise InputError(
-                "--submodule picks a part of a model, and this folder holds a program",
-                path=str(folder),
-                do="give the model's folder, or leave --submodule out",
-            )
+    kind = kind_of(folder)
+    if kind == "program":
+        for option, value in (("--submodule", submodule), ("--attention", attention)):
+            if value is not None:
+                raise InputError(
+                    f"{option} says how to take a model, and this folder holds a program",
+                    path=str(folder),
+                    do=f"give the model's folder, or leave {option} out",
+                )
         from layergraph.api import load
 
         return load(folder, progress=say)
-    if not (folder / CONFIG).is_file():
+    if kind != "model":
+        is_adapter = kind == "adapter"
         raise MissingFileError(
-            "the folder holds neither a model nor a program",
+            f"the folder holds {'an adapter, and no model' if is_adapter else 'neither a model nor a program'}",
             path=str(folder),
             expected=f"{CONFIG} (written by save_pretrained) or {MANIFEST} (written by layergraph)",
-            found=", ".join(sorted(item.name for item in folder.iterdir())[:6]) or "an empty folder",
-            do="give a folder written by save_pretrained, or by layergraph",
+            found=", ".join(sorted(item.name for item in folder.iterdir())[:6]),
+            do="give the folder of its model, and this one with --pass weave-shadow:adapter=FOLDER, or with --adapter"
+            if is_adapter
+            else "give a folder written by save_pretrained, or by layergraph",
         )
-    model = load_model(folder, say)
+    model = load_model(folder, say, attention)
     return model if submodule is None else part_of(model, submodule)
 
 
@@ -94,8 +89,10 @@ def open_program(folder: Path, submodule: str | None, say: Say) -> Program:
     return opened if isinstance(opened, Program) else trace(opened, progress=say)
 
 
-def load_model(folder: Path, say: Say) -> nn.Module:
+def load_model(folder: Path, say: Say, attention: str | None = None) -> nn.Module:
     """The model that ``config.json`` names, with its weights, from files of ``folder`` alone.
+
+    ``attention`` is the implementation to load it with; by default what transformers chooses.
 
     Raises:
         FormatError: the config or the weights are damaged or incomplete.
@@ -104,9 +101,15 @@ def load_model(folder: Path, say: Say) -> nn.Module:
     config = read_config(folder)
     cls = find_class(config, folder)
     say(f"loading {cls.__name__}")
+    chosen = {"attn_implementation": attention} if attention is not None else {}
     try:
         model, info = cls.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            folder,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **chosen,
         )
     except LayerGraphError:
         raise
@@ -206,6 +209,25 @@ def part_of(model: nn.Module, path: str) -> nn.Module:
     )
 
 
+def check_adapters(passes: Sequence[Pass]) -> None:
+    """Refuse an adapter that is not a folder here, before a model is loaded and traced.
+
+    Raises:
+        MissingFileError: names the folder that is not there.
+    """
+    from layergraph.passes import WeaveShadow
+
+    for item in passes:
+        if isinstance(item, WeaveShadow) and item.adapter is not None and not Path(str(item.adapter)).is_dir():
+            raise MissingFileError(
+                "this is a file, not a folder" if Path(str(item.adapter)).exists() else "no such folder",
+                pass_name=item.pass_name,
+                path=str(item.adapter),
+                expected="a folder that peft's save_pretrained wrote",
+                do="check the path; one that is on a hub must be downloaded first, since nothing is downloaded here",
+            )
+
+
 def check_output(out: Path, source: Path) -> None:
     """Refuse, before long work, an output that would not hold one program afterwards.
 
@@ -256,7 +278,7 @@ def copy_companions(source: Path, out: Path, *, whole: bool) -> list[str]:
 
 __all__ = [
     "TOKENIZER_FILES",
-    "check_folder",
+    "check_adapters",
     "check_output",
     "copy_companions",
     "find_class",

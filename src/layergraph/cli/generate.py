@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from layergraph.cli.console import verbose_option, working
+from layergraph.cli.console import import_option, verbose_option, working
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,8 @@ HELP = """Go on with PROMPT, by the program or model in FOLDER, and write the te
 
 FOLDER is a program written by layergraph, or a model written by save_pretrained, which is traced first. Without PROMPT
 the text of --prompt-file or on standard input is continued. Greedy unless --temperature, --top-k or --top-p is given.
-The text goes to standard output, the speed to standard error. The tokenizer is the one in FOLDER.
+The text goes to standard output, the speed to standard error. The tokenizer is the one in FOLDER. The network is never
+asked: adapters are folders on this machine.
 
 --adapter may repeat: the first is woven in, the others join the same graph, and each writes a text of its own, under a
 line "== NAME". Its NAME is that of the folder. "none" stands for the base model.
@@ -60,6 +61,8 @@ Examples:
 @click.option("--seed", type=int, default=0, show_default=True, help="For sampling.")
 @click.option("--num-beams", type=click.IntRange(min=1), default=1, show_default=True, help="Beam search.")
 @click.option("--engine", type=click.Choice(["eager", "inductor"]), default="eager", show_default=True)
+@click.option("--no-cache", is_flag=True, help="Compute every token anew: slow, for programs without a cached graph.")
+@import_option
 @verbose_option
 def generate_command(
     folder: Path,
@@ -74,7 +77,10 @@ def generate_command(
     seed: int,
     num_beams: int,
     engine: str,
+    no_cache: bool,
 ) -> None:
+    if no_cache and engine != "eager":
+        raise click.UsageError("--no-cache goes with --engine eager only")
     given = _ids(ids) if ids is not None else None
     if sum(item is not None for item in (prompt, prompt_file, given)) > 1:
         raise click.UsageError("PROMPT, --prompt-file and --ids are ways to say the same: give one")
@@ -83,15 +89,16 @@ def generate_command(
     with working() as say:
         import torch
 
-        from layergraph.cli.folders import check_folder
+        from layergraph.ir.folder_read import check_folder
 
         check_folder(folder)
         tokenizer: Any = None if given is not None else _tokenizer(folder)
         tokens = torch.tensor([given if tokenizer is None else tokenizer(prompt)["input_ids"]], dtype=torch.long)
-        program, names = _with_adapters(_open(folder, say), adapters, say)
+        program, names = _with_adapters(_open(folder, no_cache, say), adapters, say)
         _check_tokens(program, tokens)
     samples = temperature is not None or top_k is not None or top_p is not None
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": samples, "num_beams": num_beams}
+    options |= {"use_cache": False} if no_cache else {}
     options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p} if samples else {}
     options = {key: value for key, value in options.items() if value is not None}
     for name in names:
@@ -174,18 +181,13 @@ def _ids(text: str) -> list[int]:
     return found
 
 
-def _open(folder: Path, say: Any) -> Program:
+def _open(folder: Path, no_cache: bool, say: Any) -> Program:
     from layergraph.cli.folders import open_program
-    from layergraph.errors import NotSupportedError
+    from layergraph.runtime.uncached import no_cached_graph, writes_text
 
     program = open_program(folder, None, say)
-    if "step" not in program.programs:
-        raise NotSupportedError(
-            "this program does not generate: it has no cached graph",
-            path=str(folder),
-            found=program.ir.model.uncached_because,
-            do="use a decoder whose cache can be traced",
-        )
+    if not (writes_text(program.ir) if no_cache else "step" in program.programs):
+        raise no_cached_graph(program.ir, str(folder))
     return program
 
 
@@ -211,7 +213,7 @@ def _with_adapter(program: Program, adapter: str, say: Any) -> tuple[Program, st
         raise NotFoundError(
             f"no adapter {adapter!r}",
             expected=f"a folder, or one of the program's: {', '.join(program.adapters) or 'it holds none'}",
-            do="check the path",
+            do="check the path; one that is on a hub must be downloaded first, since nothing is downloaded here",
         )
     name = re.sub(r"\W+", "-", folder.resolve().name).strip("-") or "given"
     while name in program.adapters:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from layergraph.cli.console import verbose_option, working
+from layergraph.cli.console import import_option, verbose_option, working
 
 _FOLDER = click.Path(path_type=Path)
 _submodule = click.option("--submodule", metavar="PATH", help="Take only this module of a model, such as model.visual.")
@@ -17,6 +17,7 @@ _graph = click.option("--graph", default="forward", show_default=True, help="Whi
 @click.command("report", short_help="What each pass did to a saved program.")
 @click.argument("folder", metavar="PROGRAM", type=_FOLDER)
 @click.option("--json", "as_json", is_flag=True, help="As data: passes with options, sites, refusals, sizes, errors.")
+@import_option
 @verbose_option
 def report_command(folder: Path, as_json: bool) -> None:
     """Say what each pass did to a saved program.
@@ -36,6 +37,7 @@ def report_command(folder: Path, as_json: bool) -> None:
 @click.argument("folder", metavar="FOLDER", type=_FOLDER)
 @_graph
 @_submodule
+@import_option
 @verbose_option
 def dump_command(folder: Path, graph: str, submodule: str | None) -> None:
     """Print a graph layer by layer; layers that compute the same are printed once.
@@ -63,6 +65,7 @@ def dump_command(folder: Path, graph: str, submodule: str | None) -> None:
 @click.argument("after", metavar="B", type=_FOLDER)
 @_graph
 @_submodule
+@import_option
 @verbose_option
 def diff_command(before: Path, after: Path, graph: str, submodule: str | None) -> None:
     """Print what changed from A to B, layer by layer; layers that changed alike are printed once.
@@ -88,13 +91,15 @@ def diff_command(before: Path, after: Path, graph: str, submodule: str | None) -
 @click.argument("folder", metavar="PROGRAM", type=_FOLDER)
 @click.argument("what", metavar="NODE_OR_PATH")
 @_graph
+@import_option
 @verbose_option
 def explain_command(folder: Path, what: str, graph: str) -> None:
-    """Say which pass made a node and from what, or what a module is made of.
+    """Say which pass made a node or changed a weight, and from what, or what a module is made of.
 
     \b
     Examples:
       layergraph explain tower/ patch_embed.proj
+      layergraph explain tower/ patch_embed.proj.weight
       layergraph explain tower/ %linear_default
     """
     from layergraph.cli.folders import open_program

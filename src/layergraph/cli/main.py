@@ -73,7 +73,7 @@ class CommandLine(click.Group):
         except LayerGraphError as error:
             if is_verbose(ctx):
                 raise
-            _say(f"error: {error}")
+            _say(f"error: {error.message(shell=True)}")
             ctx.exit(3 if isinstance(error, RefusedError) else 1)
         except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt, BrokenPipeError):
             raise
@@ -104,7 +104,8 @@ def cli() -> None:
     """Rewrite Hugging Face models as graphs: trace once, run passes, save, load, look.
 
     A model folder is one written by save_pretrained; a program folder is one written by this tool or by
-    program.save. Nothing is downloaded and no code from a folder is run.
+    program.save. Folders are read from this machine alone: the network is never asked, whatever a folder or the
+    environment says. No code from a folder is run, only that of modules named with --import.
     """
 
 

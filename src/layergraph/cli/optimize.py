@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from layergraph.cli.console import verbose_option, working
+from layergraph.cli.console import import_option, load_imports, start_libraries, verbose_option, working
 
 if TYPE_CHECKING:
     from layergraph.passes import Pass
@@ -39,7 +39,8 @@ Taps (--tap WHAT[:key=value,...]), after the passes:
   keys: entries layers index at=input|output reduce=last|mean|norm|topk,K
         dtype only=true name
 
-Without --pass and --tap, what the model's own config asks for (fusion_config) is done.
+Without --pass and --tap, what the model's own config asks for (fusion_config) is done. A pass of your own is known
+by its name once --import names its module. The network is never asked: an adapter is a folder on this machine.
 
 \b
 Examples:
@@ -47,6 +48,8 @@ Examples:
   layergraph optimize llama/ --tap hidden_states:layers=0,only=true -o draft-states/
   layergraph optimize qwen2-vl/ --submodule model.visual --pass fuse-patch-embed --verify -o tower/
   layergraph optimize saved/ --tap 'model.layers.*.mlp' -o saved/
+  layergraph optimize llama/ --attention eager --tap attentions -o attentions/
+  layergraph optimize opt/ --import my_passes --pass fold-scale -o folded/
 
 More: docs/passes/tap-outputs.md, docs/passes/fuse-patch-embed.md, docs/errors.md.
 """
@@ -62,6 +65,8 @@ class SpecType(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return value
+        start_libraries()
+        load_imports()
         try:
             return self._parse(value)
         except click.BadParameter as error:
@@ -89,6 +94,12 @@ def _tap(text: str) -> Pass:
     "--tap", "taps", multiple=True, type=SpecType("what[:key=value,...]", _tap), help="A value to return; may repeat."
 )
 @click.option("--submodule", metavar="PATH", help="Take only this module of the model, such as model.visual.")
+@click.option(
+    "--attention",
+    type=click.Choice(["eager", "sdpa"]),
+    help="Load the model with this attention; tapping attentions takes eager.",
+)
+@import_option
 @click.option("--verify", is_flag=True, help="Run each pass's promise on example inputs and report the largest error.")
 @click.option("--strict", is_flag=True, help="Fail (exit code 3) if a pass finds nothing, or leaves a site alone.")
 @click.option(
@@ -105,12 +116,13 @@ def optimize_command(
     passes: tuple[Pass, ...],
     taps: tuple[Pass, ...],
     submodule: str | None,
+    attention: str | None,
     verify: bool,
     strict: bool,
     layout: str,
     out: Path,
 ) -> None:
-    from layergraph.cli.folders import check_output, copy_companions, open_folder
+    from layergraph.cli.folders import check_adapters, check_output, copy_companions, open_folder
     from layergraph.errors import RefusedError
 
     check_output(out, folder)
@@ -119,10 +131,12 @@ def optimize_command(
         from layergraph.api import optimize
         from layergraph.program import Program
 
-        source = open_folder(folder, submodule, say)
+        check_adapters(chosen)
+        source = open_folder(folder, submodule, say, attention)
         program = optimize(source, chosen or None, verify=verify, strict=strict, progress=say)
         if strict and not program.report().records:
-            raise RefusedError("no pass was asked for, on the command line or by the model's config", do="add --pass")
+            what = "no pass was asked for, on the command line or by the model's config"
+            raise RefusedError(what, do="add --pass", shell="add --pass or --tap")
         program.save(out, layout, progress=say)
         is_checkpoint = submodule is None and (layout == "original" or isinstance(source, Program))
         copied = copy_companions(folder, out, whole=is_checkpoint)

@@ -80,7 +80,8 @@ def _make(name: str, options: dict[str, Any]) -> Pass:
     except LayerGraphError:
         near = nearest(name, pass_names())
         hint = f" Did you mean {near!r}?" if near else ""
-        raise click.BadParameter(f"no pass named {name!r}.{hint} There are: {', '.join(pass_names())}.") from None
+        own = "Is it one of your own? Name its module: --import MODULE."
+        raise click.BadParameter(f"no pass named {name!r}.{hint} There are: {', '.join(pass_names())}. {own}") from None
     known = [item.name for item in dataclasses.fields(cls)]
     for key in options:
         if key not in known:
@@ -91,7 +92,7 @@ def _make(name: str, options: dict[str, Any]) -> Pass:
     try:
         return cls.from_options(options)
     except LayerGraphError as error:
-        raise click.BadParameter(str(error)) from None
+        raise click.BadParameter(error.message(shell=True)) from None
     except TypeError as error:  # an option without a default is missing
         raise click.BadParameter(f"{name}: {error}") from None
 
