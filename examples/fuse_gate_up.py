@@ -83,11 +83,8 @@ class FuseGateUp(lg.Pass):
         gate, up = (edit.node(name) for name in site.nodes)
         x, weight, other = gate.args[0], gate.args[1], up.args[1]
         rows = [int(weight.meta["val"].shape[0]), int(other.meta["val"].shape[0])]
-        joined = edit.tensor_of(weight)
-        if joined.shape[0] == rows[0]:  # else another graph of the program has joined them already
-            joined = torch.cat([joined.detach(), edit.tensor_of(other).detach()])
         names = (edit.target_of(weight), edit.target_of(other))
-        edit.replace_state(weight, joined, Remap("concat-rows", names, names[:1], {"rows": rows}))
+        edit.replace_state(weight, remap=Remap("concat-rows", names, names[:1], {"rows": rows}))
         both = edit.call(ATEN.linear.default, x, weight, before=gate)
         edit.replace(gate, edit.call(ATEN.slice.Tensor, both, -1, 0, rows[0], before=gate))
         edit.replace(up, edit.call(ATEN.slice.Tensor, both, -1, rows[0], sum(rows), after=both))

@@ -113,6 +113,10 @@ class EditError(LayerGraphError, RuntimeError):
     """An edit would leave the graph, its signature and its state out of step."""
 
 
+class PassError(LayerGraphError, RuntimeError):
+    """The code of a pass failed, or broke the contract of passes. What it raised itself is the cause."""
+
+
 class RefusedError(LayerGraphError, ValueError):
     """Under ``strict=True``: a pass found a target it must leave alone, or none at all."""
 
@@ -149,6 +153,7 @@ __all__ = [
     "NotFoundError",
     "NotSupportedError",
     "OutOfRangeError",
+    "PassError",
     "PromiseError",
     "RefusedError",
     "StorageError",

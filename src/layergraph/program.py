@@ -11,12 +11,13 @@ import torch
 from torch.export import ExportedProgram
 
 from layergraph.adapters import ACTIVE, AdapterMethods, chosen_adapter, preparer
-from layergraph.errors import InputError
+from layergraph.errors import InputError, InputTypeError
 from layergraph.ir import checkpoint, printing
 from layergraph.ir import folder as folders
 from layergraph.ir.execute import run_graph
-from layergraph.ir.interface import fill_template, flatten_argument
+from layergraph.ir.interface import flatten_argument
 from layergraph.ir.program import Program as GraphProgram
+from layergraph.ir.template import fill_template
 from layergraph.passes import pipeline
 from layergraph.passes.base import Pass
 from layergraph.placement import place
@@ -177,6 +178,12 @@ class Program(AdapterMethods):
         self, item: Pass | str, *, verify: bool = False, strict: bool = False, progress: Progress = None
     ) -> Program:
         """A new program with one more pass run on it; see :func:`layergraph.optimize` for the options."""
+        if isinstance(item, (list, tuple)):
+            raise InputTypeError(
+                "apply takes one pass",
+                found=f"{type(item).__name__} of {len(item)}",
+                do="call it once for each, or layergraph.optimize(program, passes=[...])",
+            )
         with progress_line(progress) as say:
             after = pipeline.run(
                 self.ir,

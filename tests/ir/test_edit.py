@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import layergraph as lg
-from layergraph.errors import EditError, NotFoundError
+from layergraph.errors import EditError, InputTypeError, NotFoundError
 from layergraph.ir import Edit
 from layergraph.ir.execute import run_graph
 from layergraph.ir.program import Program
+from layergraph.ir.weights import Remap, RemapKind, register_remap
 from layergraph.verify import check_structure
 
 ATEN = torch.ops.aten
@@ -248,11 +249,65 @@ def test_provenance_names_maker_and_sources(program: Program) -> None:
             "cannot take these arguments",
         ),
         (lambda edit: edit.add_mutation(edit.node("add"), edit.node("x")), EditError, "only an input or a buffer"),
+        (lambda edit: edit.replace(edit.node("add"), None), EditError, r"not a node[\s\S]*None"),
+        (lambda edit: edit.replace(edit.program.forward.nodes["add"], edit.node("x")), EditError, "of another graph"),
+        (lambda edit: edit.add_output("new", edit.program.forward.nodes["add"]), EditError, "of another graph"),
+        (
+            lambda edit: edit.call(ATEN.neg.default, edit.program.forward.nodes["add"], after=edit.node("add")),
+            EditError,
+            "of another graph",
+        ),
+        (lambda edit: edit.add_output("", edit.node("add")), EditError, "an output has no name"),
+        (lambda edit: edit.tensor_of(edit.node("x")), EditError, "not a parameter"),
+        (lambda edit: edit.replace_state(edit.node("add"), torch.ones(1)), EditError, "not a parameter"),
+        (lambda edit: edit.replace_state(edit.node("b_scale"), [1.0]), InputTypeError, "not a tensor"),
+        (lambda edit: edit.replace_state(edit.node("b_scale")), EditError, "neither a tensor nor a remap"),
+        (lambda edit: edit.add_parameter("more", [1.0]), InputTypeError, "not a tensor"),
+        (lambda edit: edit.add_buffer("more", torch.ones(1, device="meta")), EditError, "on another device"),
+        (
+            lambda edit: edit.replace_state(edit.node("b_scale"), torch.ones(2), reshape("scale", [8], [1, 8])),
+            EditError,
+            r"not what remap 'reshape' makes[\s\S]*\[1, 8\][\s\S]*\[2\]",
+        ),
+        (
+            lambda edit: edit.replace_state(edit.node("b_scale"), remap=reshape("scale", [8], [1, 8], "other")),
+            EditError,
+            "under other names",
+        ),
     ],
 )
 def test_wrong_edits_are_named_errors(program: Program, change, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         change(Edit(program))
+
+
+def reshape(name: str, old: list[int], new: list[int], rewritten: str | None = None) -> Remap:
+    return Remap("reshape", (name,), (rewritten or name,), {"original_shape": old, "rewritten_shape": new})
+
+
+def test_what_tensor_of_gives_is_the_pass_s_own(program: Program) -> None:
+    edit = Edit(program)
+    held = program.state_dict["scale"].clone()
+    edit.tensor_of(edit.node("b_scale")).data.mul_(3)
+    assert torch.equal(program.state_dict["scale"], held)
+
+
+def test_replacing_in_circles_ends(program: Program) -> None:
+    edit = Edit(program)
+    node = edit.node("add")
+    edit.replace(node, node)
+    other = edit.call(ATEN.mul.Tensor, node, 1.0, after=node)
+    edit.replace(node, other, except_in=[other])
+    edit.replace(other, node)
+    after = edit.finish()
+    check_structure(after)
+    assert after.fingerprint == program.fingerprint
+
+
+def test_a_remap_is_a_name_and_two_directions() -> None:
+    for name, kind in (("y", None), (None, RemapKind(list, list)), ("y", lambda tensors, params: tensors)):
+        with pytest.raises(InputTypeError, match="a name and its two directions"):
+            register_remap(name, kind)
 
 
 def test_an_op_that_fixes_a_dynamic_size_is_refused(program: Program) -> None:

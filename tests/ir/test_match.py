@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import layergraph as lg
-from layergraph.errors import InputTypeError
+from layergraph.errors import InputError, InputTypeError, NotFoundError
 from layergraph.ir.match import Op, Through, Value, Weight, arguments, find, match_at
 
 ATEN = torch.ops.aten
@@ -173,3 +173,66 @@ def test_match_at_looks_at_one_node(unit):
 def test_a_pattern_that_names_no_op_is_refused(target):
     with pytest.raises(InputTypeError, match="names no op"):
         Op(target)
+
+
+class Chain(nn.Module):
+    """A chain of signs, behind one of sums."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x
+        for _ in range(40):
+            y = y + x.sin()
+        for _ in range(1200):
+            y = y.neg()
+        return y.cos()
+
+
+@pytest.fixture(scope="module")
+def chain():
+    return lg.trace(Chain(), (torch.randn(3, 4),), progress=False).ir.forward
+
+
+def test_long_chains_are_looked_through(chain):
+    (match,) = find(chain, Op(ATEN.cos, Through(ATEN.neg, Op(ATEN.add))))
+    assert len(match.nodes) == 1202
+    assert not list(find(chain, Op(ATEN.cos, Through(ATEN.neg, Op(ATEN.mul)))))
+
+
+def test_sums_of_sums_and_alternatives_take_no_exponential_time(chain):
+    """2^40 ways lead to the leaf that is not there."""
+    pattern: object = Op(ATEN.tanh)
+    for _ in range(30):
+        pattern = Op(ATEN.add, pattern, Value()) | Op(ATEN.add, pattern, Op(ATEN.sin) | Value())
+    assert not list(find(chain, Op(ATEN.cos, Through(ATEN.neg, pattern))))
+    found = Value("x")
+    for _ in range(30):
+        found = Op(ATEN.add, found, Value()) | Op(ATEN.add, Value(), found)
+    assert len(list(find(chain, Op(ATEN.cos, Through(ATEN.neg, found))))) == 1
+
+
+def test_a_search_starts_from_an_op_or_several(unit):
+    either = list(find(unit, Op(ATEN.tanh) | Op(ATEN.cos) | Op(ATEN.clamp, Value("x"))))
+    assert [str(match.root.target) for match in either].count("aten.cos.default") == 1 and len(either) >= 3
+    for pattern in (Value("x"), Through(ATEN.to, Op(ATEN.cos)), Op(ATEN.cos) | Value(), "aten.cos", None):
+        with pytest.raises(InputTypeError, match="a search starts from an op"):
+            find(unit, pattern)
+    with pytest.raises(InputTypeError, match="inside is no module path"):
+        find(unit, LINEAR, inside=["blocks"])
+
+
+def test_arguments_called_self_and_target_can_be_named(unit):
+    assert list(find(unit, Op(ATEN.tanh, self=Value("x"))))
+    Op(ATEN.mse_loss, self=Value("a"), target=Value("b"))
+
+
+def test_patterns_that_can_never_fit_are_refused(unit):
+    with pytest.raises(InputTypeError, match=r"mul is no op of an exported graph[\s\S]*torch\.ops\.aten\.mul"):
+        Op(torch.mul)
+    with pytest.raises(InputTypeError, match="is no op of an exported graph"):
+        Op(lambda x: x)
+    with pytest.raises(InputError, match=r"takes what this pattern names[\s\S]*input, weight, bias[\s\S]*bais"):
+        Op(ATEN.linear, bais=None)
+    with pytest.raises(InputError, match="5 by position"):
+        Op(ATEN.linear, 1, 2, 3, 4, 5)
+    with pytest.raises(NotFoundError, match=r"names nothing 'zzz'[\s\S]*linear, x, weight"):
+        next(find(unit, LINEAR))["zzz"]

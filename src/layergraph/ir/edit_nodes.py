@@ -70,12 +70,16 @@ class NodeEdit:
         return node.meta["val"]
 
     def tensor_of(self, node: torch.fx.Node) -> torch.Tensor:
-        """The parameter, buffer or constant behind a placeholder."""
+        """A copy of the parameter, buffer or constant behind a placeholder, without gradient.
+
+        The model that was traced holds the tensor itself: :meth:`replace_state` gives the program another.
+        """
         target = self.target_of(node)
-        return self._state[target] if target in self._state else self._constants[target]
+        return (self._state[target] if target in self._state else self._constants[target]).detach().clone()
 
     def target_of(self, node: torch.fx.Node) -> str:
         """Name in the state dict (or constants) of a placeholder that is not a user input."""
+        node = self._own(node)
         target = next((spec.target for spec in self._inputs if spec.arg.name == node.name), None)
         if target is None:
             raise EditError("not a parameter, buffer or constant", node=node.name, do="give a placeholder of one")
@@ -142,8 +146,8 @@ class NodeEdit:
         """
         if (before is None) == (after is None):
             raise EditError("say either before= or after=", pass_name=self.made_by, do="give exactly one of them")
-        beside = before if before is not None else after
-        assert beside is not None
+        beside = self._own(before if before is not None else after)
+        map_arg((args, kwargs), self._own)
         where = self.graph.inserting_before(beside) if before is not None else self.graph.inserting_after(beside)
         value = self._evaluate(target, args, kwargs)
         with where:
@@ -155,6 +159,8 @@ class NodeEdit:
 
     def update_args(self, node: torch.fx.Node, *args: Any, **kwargs: Any) -> None:
         """Give a node other arguments and compute it, and all that depend on it, anew on fake tensors."""
+        map_arg((args, kwargs), self._own)
+        node = self._own(node)
         node.args, node.kwargs = args, kwargs
         self.refresh(node)
 
@@ -177,6 +183,9 @@ class NodeEdit:
 
     def replace(self, old: torch.fx.Node, new: torch.fx.Node, *, except_in: Sequence[torch.fx.Node] = ()) -> None:
         """Let every user of ``old`` use ``new``; outputs and module boundaries follow."""
+        old, new = self._own(old), self._own(new)
+        if old is new:
+            return
         keep = set(except_in) | {new}
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in keep)
         self._outputs = [
@@ -184,6 +193,7 @@ class NodeEdit:
             for spec in self._outputs
         ]
         self._renames[old.name] = new.name
+        self._renames.pop(new.name, None)  # replaced before, and now back
         made = self._provenance.get(new.name)
         if made is not None:
             self._provenance[new.name] = Provenance(made.made_by, (*made.made_from, old.name))
@@ -193,6 +203,7 @@ class NodeEdit:
 
         Users outside of the module keep ``old``; the recorded inputs of the module, and of those inside it, follow.
         """
+        old, new = self._own(old), self._own(new)
         inside = set(span(self.graph, path))
         for user in list(old.users):
             if user in inside and user is not new:
@@ -203,6 +214,7 @@ class NodeEdit:
 
     def erase(self, node: torch.fx.Node) -> None:
         """Remove a node that nothing uses. Inputs, parameters and outputs have methods of their own."""
+        node = self._own(node)
         if node.op in ("placeholder", "output"):
             raise EditError("an input or output is not erased as a node", node=node.name, do="use remove_*")
         if node.users:
@@ -215,6 +227,25 @@ class NodeEdit:
         self._forget(node)
 
     # Inside -------------------------------------------------------------------------------------------------------
+
+    def _own(self, node: Any) -> torch.fx.Node:
+        """The node, if it is one of the graph being edited: one of another would tie the two together.
+
+        Raises:
+            EditError: it is not, or no node at all.
+        """
+        if isinstance(node, torch.fx.Node) and self._nodes.get(node.name) is node:
+            return node
+        name = node.name if isinstance(node, torch.fx.Node) else None
+        if name is not None and name not in self._nodes:
+            self.node(name)  # says what became of it
+        raise EditError(
+            "a node of another graph" if name is not None else "not a node",
+            pass_name=self.made_by,
+            node=name,
+            found=None if name is not None else repr(node)[:80],
+            do="rewrite() works on a copy: take its nodes with edit.node(name)",
+        )
 
     def _evaluate(self, target: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
         def fake(node: torch.fx.Node) -> Any:

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 
-from layergraph.errors import EditError, NotFoundError
+from layergraph.errors import EditError, InputTypeError, NotFoundError
 from layergraph.ir import exported as torch_side
 from layergraph.ir.edit_nodes import NodeEdit
 from layergraph.ir.interface import inputs_of, with_names
 from layergraph.ir.program import Provenance
+from layergraph.ir.template import is_occupied
 from layergraph.ir.weights import Remap
 
 ATEN = torch.ops.aten
@@ -26,14 +27,25 @@ class SignatureEdit(NodeEdit):
 
     def add_output(self, name: str, node: torch.fx.Node, place: tuple[str | int, ...] = (), length: int = 0) -> None:
         """Return ``node`` as one more output called ``name``, at ``place`` in the model's return value."""
+        if not isinstance(name, str) or not name:
+            raise EditError("an output has no name", pass_name=self.made_by, found=repr(name), do="give it one")
         if name in self._interface.outputs:
             raise EditError(f"there is an output {name!r} already", pass_name=self.made_by, do="choose another name")
+        node = self._own(node)
         if not isinstance(node.meta.get("val"), torch.Tensor):
             raise EditError("only a tensor can be an output", node=node.name, do="take one of its elements")
+        place = place or (name,)
+        if is_occupied(self._interface.template, place):
+            raise EditError(
+                f"the model returns something else as {'.'.join(map(str, place))} already",
+                pass_name=self.made_by,
+                node=node.name,
+                do="choose another name",
+            )
         output = self._output_node()
         output.args = ((*self._flat_outputs(), node),)
         self._outputs.append(OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None))
-        self._interface = self._interface.with_output(name, place or (name,), length)
+        self._interface = self._interface.with_output(name, place, length)
 
     def remove_output(self, name: str) -> None:
         """No longer return ``name``; what only it needed goes too."""
@@ -52,6 +64,7 @@ class SignatureEdit(NodeEdit):
     def replace_output(self, name: str, node: torch.fx.Node) -> None:
         """Return ``node`` under the name of an output that there is; other users of the old value keep it."""
         self.output_node(name)  # raises if there is none
+        node = self._own(node)
         position = self._first_user_output() + self._interface.outputs.index(name)
         flat = list(self._flat_outputs())
         flat[position] = node
@@ -136,8 +149,8 @@ class SignatureEdit(NodeEdit):
 
     def add_parameter(self, target: str, tensor: torch.Tensor) -> torch.fx.Node:
         """A new parameter under the dotted name ``target``; a frozen one unless it requires grad already."""
-        parameter = torch_side.as_parameter(tensor)
-        return self._add_state(target, parameter, InputKind.PARAMETER, None)
+        self._check_tensor(target, tensor)
+        return self._add_state(target, torch_side.as_parameter(tensor), InputKind.PARAMETER, None)
 
     def add_buffer(self, target: str, tensor: torch.Tensor, *, persistent: bool = True) -> torch.fx.Node:
         """A new buffer under the dotted name ``target``; only persistent ones are part of the state dict."""
@@ -163,18 +176,32 @@ class SignatureEdit(NodeEdit):
             remap: how the new value comes from the original and goes back; without it the change is not undone when
                 weights are saved in the original layout.
         """
-        spec = next(spec for spec in self._inputs if spec.arg.name == node.name)
-        store = self._state if spec.target in self._state else self._constants
-        old = store[spec.target]
+        target = self.target_of(node)
+        spec = self._spec_of(target)
+        store = self._state if target in self._state else self._constants
+        old = store[target]
+        if tensor is None and remap is None:
+            raise EditError("neither a tensor nor a remap", pass_name=self.made_by, do="give one of them, or both")
+        if tensor is not None:
+            self._check_tensor(target, tensor)
         if remap is not None:
             remap = dataclasses.replace(remap, made_by=self.made_by)
             if remap in self._weights.remaps:
                 tensor = old  # the pass rewrote it in another graph of the program already
             else:
-                tensor = self._remapped(remap, old) if tensor is None else tensor
+                made = self._remapped(remap, target, old)
+                if tensor is not None and (tensor.shape, tensor.dtype) != (made.shape, made.dtype):
+                    raise EditError(
+                        f"the tensor is not what remap {remap.kind!r} makes",
+                        pass_name=self.made_by,
+                        path=target,
+                        expected=f"{made.dtype}{list(made.shape)}",
+                        found=f"{tensor.dtype}{list(tensor.shape)}",
+                        do="give the remap alone, which makes the tensor itself",
+                    )
+                tensor = made if tensor is None else tensor
                 self._weights = self._weights.add(remap)
-        if tensor is None:
-            raise EditError("neither a tensor nor a remap", pass_name=self.made_by, do="give one of them, or both")
+        assert tensor is not None
         if spec.kind is InputKind.PARAMETER:
             tensor = torch_side.as_parameter(tensor)
         store[spec.target] = tensor
@@ -212,8 +239,8 @@ class SignatureEdit(NodeEdit):
 
     # Inside -------------------------------------------------------------------------------------------------------
 
-    def _remapped(self, remap: Remap, old: torch.Tensor) -> torch.Tensor:
-        """The one tensor that a remap makes of those it names."""
+    def _remapped(self, remap: Remap, target: str, old: torch.Tensor) -> torch.Tensor:
+        """What a remap makes of the tensors it names, as far as it goes by the name ``target``."""
         missing = [name for name in remap.original if name not in self._state]
         if missing:
             raise EditError(
@@ -223,14 +250,36 @@ class SignatureEdit(NodeEdit):
             )
         with torch.no_grad():
             made = remap.forward([self._state[name].detach() for name in remap.original])
-        if len(made) != 1:
+        if len(made) != len(remap.rewritten) or target not in remap.rewritten:
             raise EditError(
-                f"remap {remap.kind!r} makes {len(made)} tensors of these",
+                f"remap {remap.kind!r} makes {len(made)} tensors of these, under other names",
                 pass_name=self.made_by,
-                expected="1",
-                do="give the tensor of each node yourself",
+                path=target,
+                expected="one for each name it rewrites to, this one among them",
+                found=", ".join(remap.rewritten) or "no name",
+                do="name what stands in the graph afterwards",
             )
-        return made[0].requires_grad_(old.requires_grad)
+        return made[remap.rewritten.index(target)].requires_grad_(old.requires_grad)
+
+    def _check_tensor(self, target: str, tensor: object) -> None:
+        """Refuse what cannot stand beside the graph's other tensors."""
+        if not isinstance(tensor, torch.Tensor):
+            raise InputTypeError(
+                "not a tensor",
+                pass_name=self.made_by,
+                path=target,
+                found=repr(tensor)[:80],
+                do="give a torch.Tensor",
+            )
+        if tensor.device.type != self._device().type:
+            raise EditError(
+                "a tensor on another device than the graph",
+                pass_name=self.made_by,
+                path=target,
+                expected=str(self._device()),
+                found=str(tensor.device),
+                do="make it there: edit.value(node).device",
+            )
 
     def _device(self) -> torch.device:
         for spec in self._inputs:
@@ -248,6 +297,7 @@ class SignatureEdit(NodeEdit):
     def _add_state(self, target: str, tensor: torch.Tensor, kind: InputKind, persistent: bool | None) -> torch.fx.Node:
         if target in self._state or target in self._constants:
             raise EditError(f"there is a tensor {target!r} already", pass_name=self.made_by, do="choose another name")
+        self._check_tensor(target, tensor)
         prefix = "p" if kind is InputKind.PARAMETER else "b"
         name = f"{prefix}_{re.sub(r'[^0-9A-Za-z_]', '_', target)}"
         value = self._fake_mode.from_tensor(tensor, static_shapes=True)

@@ -212,17 +212,22 @@ def _ranges(base: ExportedProgram, graph: torch.fx.Graph) -> dict[Any, Any]:
     return ranges
 
 
+def with_own_graph(exported: ExportedProgram) -> ExportedProgram:
+    """The same program with a graph of its own, which may be written to; subgraphs and tensors are shared."""
+    other = copy.copy(exported)
+    other._graph_module = torch.fx.GraphModule(exported.graph_module, copy_graph(exported.graph))
+    other._graph_module.meta.update(exported.graph_module.meta)
+    return other
+
+
 def on_device(exported: ExportedProgram, device: torch.device | str) -> ExportedProgram:
     """A copy whose graph (factory calls, values, subgraphs), constants and examples are on ``device``.
 
     The state is taken as it is. Examples of the meta device become zeros when they leave it.
     """
     target = torch.device(device)
-    root = torch.fx.GraphModule(exported.graph_module, copy_graph(exported.graph))
-    root.meta.update(exported.graph_module.meta)
-    _graph_on_device(root, target)
-    other = copy.copy(exported)
-    other._graph_module = root
+    other = with_own_graph(exported)
+    _graph_on_device(other.graph_module, target)
     other._constants = {name: to_device(value, target) for name, value in exported.constants.items()}
     if exported.example_inputs is not None:
         other._example_inputs = pytree.tree_map_only(
@@ -294,5 +299,6 @@ __all__ = [
     "shape_of",
     "size_conditions",
     "to_device",
+    "with_own_graph",
     "with_state",
 ]

@@ -15,18 +15,18 @@ literally, defaults and all, or bring a compiler along; neither knows modules or
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from layergraph.errors import InputTypeError
+from layergraph.errors import InputTypeError, NotFoundError
 from layergraph.ir.layers import module_path, path_pattern
+from layergraph.ir.pattern import Either, Op, Pattern, Through, Value, Weight
 from layergraph.ir.program import GraphUnit
 
 ATEN = torch.ops.aten
-Target = Callable[..., Any]
 # The first two arguments may stand in either order; for add only while nothing scales the second.
 _COMMUTATIVE = (
     ATEN.add.Tensor,
@@ -36,84 +36,6 @@ _COMMUTATIVE = (
     operator.add,
     operator.mul,
 )
-
-
-class Pattern:
-    """What an argument may be. ``a | b`` takes either."""
-
-    def __or__(self, other: Any) -> Pattern:
-        return Either((self, other))
-
-
-class Op(Pattern):
-    """A node that calls one of some ops.
-
-    Args:
-        target: an op (``ATEN.linear`` for any overload, ``ATEN.linear.default`` for one), a function such as
-            ``operator.getitem``, or several of these in a tuple.
-        args: patterns of the arguments in the order of the schema.
-        name: what the node is called in the match.
-        where: a further test of the node.
-        kwargs: patterns of arguments by their names in the schema.
-
-    A pattern inside may be a :class:`Pattern`, a type (``float``: a plain value of that type), a node (that very one),
-    or a plain value, which must be equal.
-    """
-
-    def __init__(
-        self,
-        target: Target | Sequence[Target],
-        *args: Any,
-        name: str | None = None,
-        where: Callable[[torch.fx.Node], bool] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.targets = tuple(target) if isinstance(target, (tuple, list)) else (target,)
-        if not self.targets or not all(callable(item) for item in self.targets):
-            raise InputTypeError(
-                "a pattern names no op", found=repr(target)[:80], do="write Op(torch.ops.aten.linear, ...)"
-            )
-        self.args, self.kwargs, self.name, self.where = args, kwargs, name, where
-
-    def calls(self, node: torch.fx.Node) -> bool:
-        """Whether the node calls one of the ops; its arguments are not looked at."""
-        packet = getattr(node.target, "overloadpacket", None)
-        return node.op == "call_function" and any(item is node.target or item is packet for item in self.targets)
-
-
-class Value(Pattern):
-    """Anything: a node or a plain value, None as well unless ``where`` says otherwise.
-
-    Args:
-        name: what it is called in the match. The same name twice must be the same thing twice.
-        where: a further test.
-    """
-
-    def __init__(self, name: str | None = None, where: Callable[[Any], bool] | None = None) -> None:
-        self.name, self.where = name, where
-
-
-class Weight(Value):
-    """A parameter, buffer or constant that the graph holds."""
-
-
-class Through(Pattern):
-    """A pattern behind any number of ops with one input each that a rewrite may look through: casts, views.
-
-    Args:
-        targets: these ops.
-        inner: what stands behind them.
-    """
-
-    def __init__(self, targets: Target | Sequence[Target], inner: Any) -> None:
-        self.op, self.inner = Op(targets), inner
-
-
-class Either(Pattern):
-    """One pattern or another, the first that fits."""
-
-    def __init__(self, choices: tuple[Any, ...]) -> None:
-        self.choices = choices
 
 
 @dataclass(frozen=True)
@@ -131,6 +53,12 @@ class Match:
     values: Mapping[str, Any]
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self.values:
+            raise NotFoundError(
+                f"the pattern names nothing {name!r}",
+                expected=", ".join(self.values) or "no name at all",
+                do="give a part of the pattern that name",
+            )
         return self.values[name]
 
     @property
@@ -166,29 +94,61 @@ def arguments(node: torch.fx.Node) -> dict[str, Any]:
     return {item.name: given.get(item.name, item.default_value) for item in schema.arguments}
 
 
-def find(unit: GraphUnit, pattern: Op, *, inside: str | None = None) -> Iterator[Match]:
+def find(unit: GraphUnit, pattern: Pattern, *, inside: str | None = None) -> Iterator[Match]:
     """All places of a graph where the pattern fits, in graph order, no node in two of them.
 
     Args:
+        pattern: an :class:`Op`, or several as alternatives (``a | b``).
         inside: a module path or glob (``model.layers.*.mlp``, ``**`` across dots). Every op of a match lies within one
             call of one such module.
+
+    Raises:
+        InputTypeError: the outermost part of the pattern is no op, or ``inside`` no string.
     """
+    searches = _Searches(unit, pattern, inside)
+    return _without_overlaps(searches.at(node) for node in unit.graph.nodes)
+
+
+def match_at(unit: GraphUnit, node: torch.fx.Node, pattern: Pattern, *, inside: str | None = None) -> Match | None:
+    """The match whose root is ``node``, or None; see :func:`find`."""
+    return _Searches(unit, pattern, inside).at(node)
+
+
+def _without_overlaps(matches: Iterable[Match | None]) -> Iterator[Match]:
     taken: set[torch.fx.Node] = set()
-    for node in unit.graph.nodes:
-        match = match_at(unit, node, pattern, inside=inside)
+    for match in matches:
         if match is not None and taken.isdisjoint(match.nodes):
             taken.update(match.nodes)
             yield match
 
 
-def match_at(unit: GraphUnit, node: torch.fx.Node, pattern: Op, *, inside: str | None = None) -> Match | None:
-    """The match whose root is ``node``, or None; see :func:`find`."""
-    if not pattern.calls(node):
+class _Searches:
+    """The searches for one pattern, one for each module call that ``inside`` names."""
+
+    def __init__(self, unit: GraphUnit, pattern: Any, inside: str | None) -> None:
+        roots = pattern.choices if isinstance(pattern, Either) else (pattern,)
+        if not all(isinstance(root, Op) for root in roots):
+            raise InputTypeError(
+                "a search starts from an op",
+                expected="Op(...), or several as alternatives: a | b",
+                found=type(next(root for root in roots if not isinstance(root, Op))).__name__,
+                do="write it as an argument of the op that takes it",
+            )
+        if inside is not None and not isinstance(inside, str):
+            raise InputTypeError(
+                "inside is no module path", found=repr(inside)[:80], do='write inside="model.layers.*.mlp"'
+            )
+        self.unit, self.pattern, self.inside, self.roots = unit, pattern, inside, roots
+        self._by_scope: dict[str | None, _Search] = {}
+
+    def at(self, node: torch.fx.Node) -> Match | None:
+        if not any(root.calls(node) for root in self.roots):
+            return None
+        for scope in _calls_around(node, self.inside):
+            search = self._by_scope.setdefault(scope, _Search(self.unit, scope))
+            for bound in search.ways(self.pattern, node):
+                return Match(node, _in_graph_order(node, set(bound.ops)), bound.values)
         return None
-    for scope in _calls_around(node, inside):
-        for bound in _Matcher(unit, scope).fit(pattern, node, _Bound()):
-            return Match(node, _in_graph_order(node, set(bound.ops)), bound.values)
-    return None
 
 
 def _calls_around(node: torch.fx.Node, inside: str | None) -> list[str | None]:
@@ -217,80 +177,125 @@ def _in_graph_order(root: torch.fx.Node, wanted: set[torch.fx.Node]) -> tuple[to
 
 @dataclass(frozen=True)
 class _Bound:
-    """What a match, as far as it goes, has used and named."""
+    """One way in which a pattern fits: the op nodes it takes (an ordered set), and what its names stand for."""
 
-    ops: tuple[torch.fx.Node, ...] = ()
+    ops: Mapping[torch.fx.Node, None] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
 
-    def named(self, name: str | None, value: Any) -> _Bound | None:
-        """With one more name, or None where the name stands for something else already."""
-        if name is None:
-            return self
-        if name in self.values:
-            return self if _same(self.values[name], value) else None
-        return _Bound(self.ops, {**self.values, name: value})
+    def joined(self, other: _Bound) -> _Bound | None:
+        """Both at once, or None where a name would stand for two things."""
+        if any(name in self.values and not _same(self.values[name], value) for name, value in other.values.items()):
+            return None
+        return _Bound({**self.ops, **other.ops}, {**self.values, **other.values})
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells it from other ways: two that name the same things are alike to the rest of a pattern."""
+        named = sorted(self.values.items(), key=lambda item: item[0])
+        return tuple((name, value if isinstance(value, torch.fx.Node) else repr(value)) for name, value in named)
 
 
-class _Matcher:
-    """Tries every way in which a pattern can fit, one after another."""
+class _Ways:
+    """Ways to fit, worked out as they are asked for, kept for the next who asks, none twice."""
+
+    def __init__(self, source: Iterator[_Bound]) -> None:
+        self._source = source
+        self._found: dict[tuple[Any, ...], _Bound] = {}
+        self._order: list[_Bound] = []
+
+    def __iter__(self) -> Iterator[_Bound]:
+        place = 0
+        while place < len(self._order) or self._advance():
+            yield self._order[place]
+            place += 1
+
+    def _advance(self) -> bool:
+        for bound in self._source:
+            if bound.key not in self._found:
+                self._found[bound.key] = bound
+                self._order.append(bound)
+                return True
+        return False
+
+
+class _Search:
+    """How patterns fit nodes within one module call.
+
+    Each pair of a pattern and a node is worked out once, however many ways lead to it: chains of ops that commute, or
+    of alternatives, would take exponential time otherwise.
+    """
 
     def __init__(self, unit: GraphUnit, scope: str | None) -> None:
         self.unit, self.scope = unit, scope
+        self._known: dict[tuple[int, torch.fx.Node], _Ways] = {}
 
-    def fit(self, pattern: Any, value: Any, bound: _Bound) -> Iterator[_Bound]:
-        """Each way in which ``value`` fits ``pattern``, given what is bound."""
+    def ways(self, pattern: Any, value: Any) -> Iterable[_Bound]:
+        """Each way in which ``value`` fits ``pattern``."""
+        if not isinstance(pattern, (Op, Through, Either)):
+            return self._leaf(pattern, value)
+        if not isinstance(value, torch.fx.Node):
+            return self._compound(pattern, value)
+        key = (id(pattern), value)
+        if key not in self._known:
+            self._known[key] = _Ways(self._compound(pattern, value))
+        return self._known[key]
+
+    def _leaf(self, pattern: Any, value: Any) -> list[_Bound]:
+        if not isinstance(pattern, Value):
+            return [_Bound()] if _is_plain(pattern, value) else []
+        if isinstance(pattern, Weight) and not (isinstance(value, torch.fx.Node) and value.name in self.unit.targets):
+            return []
+        if pattern.where is not None and not pattern.where(value):
+            return []
+        return [_Bound(values={pattern.name: value} if pattern.name is not None else {})]
+
+    def _compound(self, pattern: Op | Through | Either, value: Any) -> Iterator[_Bound]:
         if isinstance(pattern, Op):
-            yield from self._op(pattern, value, bound)
-        elif isinstance(pattern, Through):
-            yield from self._through(pattern, value, bound)
+            yield from self._op(pattern, value)
         elif isinstance(pattern, Either):
             for choice in pattern.choices:
-                yield from self.fit(choice, value, bound)
-        elif isinstance(pattern, Value):
-            if isinstance(pattern, Weight) and not (
-                isinstance(value, torch.fx.Node) and value.name in self.unit.targets
-            ):
+                yield from self.ways(choice, value)
+        else:
+            yield from self._through(pattern, value)
+
+    def _through(self, pattern: Through, value: Any) -> Iterator[_Bound]:
+        passed: dict[torch.fx.Node, None] = {}
+        while True:
+            for bound in self.ways(pattern.inner, value):
+                yield _Bound({**passed, **bound.ops}, bound.values)
+            if not self._is_here(pattern.op, value):
                 return
-            after = bound.named(pattern.name, value)
-            if after is not None and (pattern.where is None or pattern.where(value)):
-                yield after
-        elif _is_plain(pattern, value):
-            yield bound
+            passed[value] = None
+            value = value.args[0]
 
-    def _is_held(self, value: Any) -> bool:
-        return isinstance(value, torch.fx.Node) and value.name in self.unit.targets
-
-    def _op(self, pattern: Op, node: Any, bound: _Bound) -> Iterator[_Bound]:
+    def _is_here(self, pattern: Op, node: Any) -> bool:
+        """Whether the node calls the op, in this module call; its arguments are not looked at."""
         if not isinstance(node, torch.fx.Node) or not pattern.calls(node):
-            return
-        if self.scope is not None and self.scope not in _stack(node):
-            return
-        named = bound.named(pattern.name, node)
-        if named is None or not (pattern.where is None or pattern.where(node)):
+            return False
+        return (self.scope is None or self.scope in _stack(node)) and (pattern.where is None or pattern.where(node))
+
+    def _op(self, pattern: Op, node: Any) -> Iterator[_Bound]:
+        if not self._is_here(pattern, node):
             return
         given = arguments(node)
-        wanted = {**dict(zip(given, pattern.args, strict=False)), **pattern.kwargs}
         if len(pattern.args) > len(given) or any(name not in given for name in pattern.kwargs):
             return
-        start = _Bound((*named.ops, *(() if node in named.ops else (node,))), named.values)
-        yield from self._all(list(wanted.items()), given, start)
+        wanted = list({**dict(zip(given, pattern.args, strict=False)), **pattern.kwargs}.items())
+        start = _Bound({node: None}, {pattern.name: node} if pattern.name is not None else {})
+        yield from self._all(wanted, given, start)
         if len(pattern.args) > 1 and node.target in _COMMUTATIVE and given.get("alpha", 1) == 1:
             first, second = list(given)[:2]
-            swapped = {**given, first: given[second], second: given[first]}
-            yield from self._all(list(wanted.items()), swapped, start)
+            yield from self._all(wanted, {**given, first: given[second], second: given[first]}, start)
 
     def _all(self, wanted: list[tuple[str, Any]], given: Mapping[str, Any], bound: _Bound) -> Iterator[_Bound]:
         if not wanted:
             yield bound
             return
         (name, pattern), *rest = wanted
-        for after in self.fit(pattern, given[name], bound):
-            yield from self._all(rest, given, after)
-
-    def _through(self, pattern: Through, value: Any, bound: _Bound) -> Iterator[_Bound]:
-        yield from self.fit(pattern.inner, value, bound)
-        for passed in self._op(pattern.op, value, bound):
-            yield from self._through(pattern, value.args[0], passed)
+        for way in self.ways(pattern, given[name]):
+            both = bound.joined(way)
+            if both is not None:
+                yield from self._all(rest, given, both)
 
 
 def _is_plain(pattern: Any, value: Any) -> bool:

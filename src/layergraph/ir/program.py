@@ -204,6 +204,11 @@ class Original:
 
         return cls(load, needed, program.aliases, dict(program.state_dict) if keep_weights else {})
 
+    def keeping(self, current: Program) -> Original:
+        """The same, keeping from now on what ``current`` still holds of the weights."""
+        held = current.weights.to_original(current.state_dict)
+        return replace(self, kept={**held, **self.kept})
+
     def restore(self, current: Program, *, missing: str = "error") -> Program:
         """The original program over the weights that ``current`` holds, in their original layout.
 

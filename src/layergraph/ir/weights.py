@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from layergraph.errors import FormatError, InputError, NotFoundError
+from layergraph.errors import FormatError, InputError, InputTypeError, NotFoundError
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -33,8 +33,14 @@ def register_remap(name: str, kind: RemapKind) -> None:
     """Make a kind of remap known by name.
 
     Raises:
-        InputError: the name is taken by another kind.
+        InputTypeError: not a name and a :class:`RemapKind`. InputError: the name is taken by another kind.
     """
+    if not isinstance(name, str) or not isinstance(kind, RemapKind):
+        raise InputTypeError(
+            "a remap is registered by a name and its two directions",
+            found=f"{name!r}, {kind!r}"[:80],
+            do='write register_remap("my-remap", RemapKind(to_rewritten, to_original))',
+        )
     if _KINDS.get(name, kind) is not kind:
         raise InputError(f"a remap named {name!r} exists already", do="choose another name")
     _KINDS[name] = kind

@@ -173,10 +173,9 @@ def _matrix(conv: Conv, edit: Edit) -> torch.fx.Node:
     if len(weight.users) > 1:
         # Something else reads it as it is: a view costs nothing and needs no second copy.
         return edit.call(ATEN.view.default, weight, shape, before=conv.node)
-    tensor = edit.tensor_of(weight)
     target = edit.target_of(weight)
-    remap = Remap("reshape", (target,), (target,), {"original_shape": original, "rewritten_shape": shape})
-    edit.replace_state(weight, tensor.detach().reshape(shape).requires_grad_(tensor.requires_grad), remap)
+    shapes = {"original_shape": original, "rewritten_shape": shape}
+    edit.replace_state(weight, remap=Remap("reshape", (target,), (target,), shapes))
     return weight
 
 

@@ -9,6 +9,7 @@ from layergraph.errors import InputError, InputTypeError, LayerGraphError, NotFo
 from layergraph.ir.edit import Edit
 from layergraph.ir.program import Original, PassRecord, Program
 from layergraph.passes.base import Findings, Pass
+from layergraph.passes.guard import check_options, run_find, run_rewrite
 from layergraph.passes.registry import find_pass, make_pass
 
 Check = Callable[[Program, Program, Pass], Mapping[str, float]]
@@ -75,6 +76,7 @@ def run(
         label = labels[number] if labels is not None else _label(item, current)
         say(f"{label}: looking for sites")
         try:
+            check_options(item)
             _check_order(item, current)
             if prepare is not None:
                 item = prepare(item, current)
@@ -107,7 +109,7 @@ def _run_one(
     say: Progress,
 ) -> Program:
     kept = {name: unit for name, unit in program.graphs.items() if item.keeps(program, name)}
-    found: dict[str, Findings] = {name: item.find(program, name) for name in kept}
+    found: dict[str, Findings] = {name: run_find(item, program, name, label) for name in kept}
     if strict:
         _refuse(found, label)
     has_sites = any(findings.sites for findings in found.values())
@@ -119,7 +121,7 @@ def _run_one(
             say(f"{label}: rewriting {len(findings.sites)} sites")
             with Edit(after, name, made_by=label) as edit:
                 for site in findings.sites:
-                    item.rewrite(site, edit)
+                    run_rewrite(item, site, edit, label)
                 after = edit.finish()
         made = sum(1 for node in after[name].provenance.values() if node.made_by == label)
         n_after = len(after[name].nodes)
@@ -129,6 +131,8 @@ def _run_one(
         return program.evolve(history=(*program.history, record))
     if program.original is None:
         after = after.evolve(original=Original.of(program, keep_weights=keep_weights))
+    elif keep_weights:
+        after = after.evolve(original=program.original.keeping(program))
     say(f"{label}: checking")
     errors = check(program, after, item) if check is not None else {}
     record = _record(item, label, found, counts, errors, program, after)

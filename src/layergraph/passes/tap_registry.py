@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from layergraph.ir.interface import Template
 from layergraph.ir.layers import LayerIndex, ModuleCall
 from layergraph.ir.program import Capture, GraphUnit, ModelInfo
+from layergraph.ir.template import Template
 from layergraph.passes.tap_returned import place_returned
 from layergraph.passes.tap_values import SPARE, Entry, Recorded, call_output
 

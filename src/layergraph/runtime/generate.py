@@ -11,8 +11,8 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from layergraph.compat import generation_cache_argument
 from layergraph.errors import InputError, NotSupportedError
 from layergraph.ir.execute import run_graph
-from layergraph.ir.interface import fill_template
 from layergraph.ir.program import Program
+from layergraph.ir.template import fill_template
 from layergraph.runtime.cache import DualCache
 from layergraph.runtime.session import Session
 from layergraph.runtime.uncached import no_cached_graph, writes_text

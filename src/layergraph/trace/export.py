@@ -18,9 +18,10 @@ from torch.utils import _pytree as pytree
 
 from layergraph.errors import InputError, LayerGraphError, NotSupportedError, TraceError
 from layergraph.ir import exported as torch_side
-from layergraph.ir.interface import GraphInput, Interface, Template
+from layergraph.ir.interface import GraphInput, Interface
 from layergraph.ir.layers import LayerIndex
 from layergraph.ir.program import GraphUnit, ModelInfo, Program
+from layergraph.ir.template import Template
 from layergraph.ir.weights import WeightMap
 from layergraph.trace.conditions import conditions
 from layergraph.trace.flatten import (

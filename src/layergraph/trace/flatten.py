@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from layergraph.errors import InputError, InputTypeError, TraceError
-from layergraph.ir.interface import Template, flat_name
+from layergraph.ir.interface import flat_name
+from layergraph.ir.template import Template
 from layergraph.trace.marks import qualified
 
 _BAKED_TYPES = (bool, int, float, str, type(None))

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from layergraph.errors import StructureError
-from layergraph.ir.interface import Template
 from layergraph.ir.program import GraphUnit, Program
+from layergraph.ir.template import Template
 
 Rule = Callable[[Program, GraphUnit], Iterator[str]]
 
