@@ -15,7 +15,6 @@ from layergraph.errors import InputError, InputTypeError
 from layergraph.ir import checkpoint, printing
 from layergraph.ir import folder as folders
 from layergraph.ir.execute import run_graph
-from layergraph.ir.interface import flatten_argument
 from layergraph.ir.program import Program as GraphProgram
 from layergraph.ir.template import fill_template
 from layergraph.passes import pipeline
@@ -101,8 +100,8 @@ class Program(AdapterMethods):
             given = {name: value for name, value in prepared.items() if name in names or name in given}
         kept: dict[str, Any] = {}
         for name, value in given.items():
-            if isinstance(value, (tuple, list, dict)) and name not in names and name not in interface.baked:
-                kept.update((flat, leaf) for flat, leaf in flatten_argument(name, value) if flat in names)
+            if name in interface.containers:
+                kept.update(interface.unpack(name, value))
             elif name in names or not self._is_settled(name, value):
                 kept[name] = value
         if self.ir.model.config is not None:

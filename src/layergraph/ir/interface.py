@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from torch.utils import _pytree as pytree
 
 from layergraph.errors import InputError, InputTypeError
 from layergraph.ir.template import Template, drop_from_template, place_in_template
+
+Leaf = tuple[str, str | None, Any]
+"""One thing inside an argument: where (``[0]['mask']``), the input it is, or None and the plain value it was."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Interface:
         outputs: names of the graph's outputs, in graph order.
         template: the return value, see :data:`Template`.
         baked: arguments that were given at trace time and are not tensors: their values are part of the graph.
+        containers: arguments that hold tensors inside of lists, mappings and the like -> what stands where.
         prologue: ``{"name", "version", "params"}`` of the host code that makes the graph's inputs from the
             model's own, or None.
         conditions: what must hold of the sizes for the graph to be right (``(ids.shape[1] + 63) // 64 == 2`` where
@@ -72,6 +77,7 @@ class Interface:
     baked: Mapping[str, Any] = field(default_factory=dict)
     prologue: Mapping[str, Any] | None = None
     conditions: tuple[str, ...] = ()
+    containers: Mapping[str, tuple[Leaf, ...]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -82,6 +88,7 @@ class Interface:
             "baked": dict(self.baked),
             "prologue": self.prologue,
             "conditions": list(self.conditions),
+            "containers": {name: [list(leaf) for leaf in leaves] for name, leaves in self.containers.items()},
         }
 
     @classmethod
@@ -94,6 +101,7 @@ class Interface:
             baked=data["baked"],
             prologue=data["prologue"],
             conditions=tuple(data.get("conditions", ())),
+            containers={name: tuple(map(tuple, leaves)) for name, leaves in data.get("containers", {}).items()},
         )
 
     @property
@@ -112,6 +120,47 @@ class Interface:
         template = drop_from_template(self.template, name)
         return replace(self, outputs=tuple(item for item in self.outputs if item != name), template=template)
 
+    def unpack(self, name: str, value: Any) -> dict[str, Any]:
+        """The inputs inside one argument that is a container.
+
+        Raises:
+            InputError: it holds other things than when it was traced: they would be ignored in silence.
+        """
+        expected = {place: (flat, plain) for place, flat, plain in self.containers[name]}
+        given = {pytree.keystr(keys): leaf for keys, leaf in pytree.tree_flatten_with_path(value)[0]}
+
+        def fail(what: str, wanted: str, found: str) -> InputError:
+            do = "give what was given at trace time, or trace again with this among the example_inputs"
+            return InputError(what, expected=wanted, found=found, do=do)
+
+        if given.keys() != expected.keys():
+            more = [place for place in (*given, *expected) if (place in given) != (place in expected)]
+            verb = "holds something at" if more[0] in given else "holds nothing at"
+            shape = ", ".join(name + place for place in expected)
+            raise fail(f"argument {name!r} {verb} {name}{more[0]}", shape, ", ".join(name + place for place in given))
+        inputs = {}
+        for place, (flat, plain) in expected.items():
+            leaf = given[place]
+            if flat is not None:
+                inputs[flat] = leaf
+            elif not (_is_plain(leaf) and (leaf == plain or repr(leaf) == repr(plain))):  # nan is not equal to nan
+                found = repr(leaf) if _is_plain(leaf) else f"a {type(leaf).__name__}"
+                raise fail(f"{name}{place} was another when the model was traced", repr(plain), found)
+        return inputs
+
+    @cached_property
+    def _places(self) -> dict[str, str]:
+        """For inputs inside of containers, what a caller would write."""
+        return {flat: name + place for name, leaves in self.containers.items() for place, flat, _ in leaves if flat}
+
+    def _argument(self, flat: str) -> str:
+        """The argument that an input is given by."""
+        return next((name for name in self.containers if self._places.get(flat, "").startswith(f"{name}[")), flat)
+
+    @property
+    def _taken(self) -> str:
+        return ", ".join(dict.fromkeys(map(self._argument, self.input_names)))
+
     def check(self, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Flat tensors in graph order, defaults filled in.
 
@@ -124,7 +173,7 @@ class Interface:
         if unknown:
             raise InputError(
                 f"the program has no input {', '.join(map(repr, unknown))}",
-                expected=", ".join(names),
+                expected=self._taken,
                 do="leave it out, or trace again with example_inputs that hold it",
             )
         tensors: dict[str, torch.Tensor] = {}
@@ -133,7 +182,7 @@ class Interface:
             value = given.get(item.name)
             if value is None:
                 value = self._default(item, tensors, given)
-            _check_tensor(item, value, sizes)
+            _check_tensor(item, value, sizes, self._places.get(item.name, item.name))
             tensors[item.name] = value
         if broken := [text for text in self.conditions if not holds(text, tensors)]:
             raise wrong_sizes(broken, tensors)
@@ -144,12 +193,16 @@ class Interface:
         like = done.get(source, given.get(source))
         if not isinstance(like, torch.Tensor):
             raise InputError(
-                f"input {item.name!r} is missing",
+                f"input {self._places.get(item.name, item.name)!r} is missing",
                 expected=f"{item.dtype}[{', '.join(map(str, item.shape))}]",
-                do=f"pass {item.name}=...; the program takes {', '.join(self.input_names)}",
+                do=f"pass {self._argument(item.name)}=...; the program takes {self._taken}",
             )
         make = torch.ones if kind == "ones_like" else torch.zeros
         return make(like.shape[: len(item.shape)], dtype=getattr(torch, item.dtype), device=like.device)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 _SIZE = re.compile(r"(\w+)\.shape\[(\d+)\]")
@@ -195,25 +248,20 @@ def flat_name(argument: str, keys: Sequence[Any]) -> str:
     return re.sub(r"\W", "_", "_".join([argument, *texts]))
 
 
-def flatten_argument(name: str, value: Any) -> list[tuple[str, Any]]:
-    """The leaves of an argument with their flat names; a bare tensor keeps the argument's own."""
-    return [(flat_name(name, keys), leaf) for keys, leaf in pytree.tree_flatten_with_path(value)[0]]
-
-
-def _check_tensor(item: GraphInput, value: Any, sizes: dict[str, tuple[int, str]]) -> None:
+def _check_tensor(item: GraphInput, value: Any, sizes: dict[str, tuple[int, str]], name: str) -> None:
     expected = f"{item.dtype}[{', '.join(map(str, item.shape))}]"
     if not isinstance(value, torch.Tensor):
         raise InputTypeError(
-            f"input {item.name!r} is not a tensor", expected=expected, found=type(value).__name__, do="pass a tensor"
+            f"input {name!r} is not a tensor", expected=expected, found=type(value).__name__, do="pass a tensor"
         )
     found = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if value.dim() != len(item.shape):
         raise InputError(
-            f"input {item.name!r} has the wrong number of dimensions", expected=expected, found=found, do="reshape it"
+            f"input {name!r} has the wrong number of dimensions", expected=expected, found=found, do="reshape it"
         )
     if str(value.dtype) != f"torch.{item.dtype}":
         raise InputError(
-            f"input {item.name!r} has the wrong dtype",
+            f"input {name!r} has the wrong dtype",
             expected=expected,
             found=found,
             do=f"convert it with .to(torch.{item.dtype})",
@@ -222,7 +270,7 @@ def _check_tensor(item: GraphInput, value: Any, sizes: dict[str, tuple[int, str]
         if isinstance(want, int):
             if size != want:
                 raise InputError(
-                    f"input {item.name!r} has a size that the graph fixes otherwise",
+                    f"input {name!r} has a size that the graph fixes otherwise",
                     expected=expected,
                     found=found,
                     do="use that size, or trace again with this one",
@@ -232,16 +280,16 @@ def _check_tensor(item: GraphInput, value: Any, sizes: dict[str, tuple[int, str]
         if factor.isdigit() and label.isidentifier():
             if size % int(factor):
                 raise InputError(
-                    f"input {item.name!r} has a size that is no multiple of {factor}",
+                    f"input {name!r} has a size that is no multiple of {factor}",
                     expected=expected,
                     found=found,
                     do="pad it, or pass whole groups",
                 )
             size, want = size // int(factor), label
-        first, owner = sizes.setdefault(want, (size, item.name))
+        first, owner = sizes.setdefault(want, (size, name))
         if first != size:
             raise InputError(
-                f"inputs {owner!r} and {item.name!r} disagree on {want}",
+                f"inputs {owner!r} and {name!r} disagree on {want}",
                 expected=f"{want} = {first} as in {owner}",
                 found=found,
                 do="give both the same size there",
@@ -249,7 +297,7 @@ def _check_tensor(item: GraphInput, value: Any, sizes: dict[str, tuple[int, str]
     for dim, lowest, highest in item.limits:
         if not lowest <= value.shape[dim] <= highest:
             raise InputError(
-                f"input {item.name!r} has a size outside of what the graph was traced for",
+                f"input {name!r} has a size outside of what the graph was traced for",
                 expected=f"{lowest} to {highest} in dimension {dim}",
                 found=found,
                 do="stay within it, or trace again with example_inputs of such a size",
@@ -259,8 +307,8 @@ def _check_tensor(item: GraphInput, value: Any, sizes: dict[str, tuple[int, str]
 __all__ = [
     "GraphInput",
     "Interface",
+    "Leaf",
     "flat_name",
-    "flatten_argument",
     "holds",
     "inputs_of",
     "with_names",

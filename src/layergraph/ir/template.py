@@ -57,6 +57,13 @@ def place_in_template(template: Template, place: tuple[str | int, ...], leaf: Te
     return {**template, key: fields}
 
 
+def reserved_names(template: Template) -> frozenset[str]:
+    """Names that mean something in the return value already: fields of its class, and its methods."""
+    cls = _class_of(template.get("class", GENERIC_CLASS)) if isinstance(template, dict) else Output
+    fields = template.get("fields", {}) if isinstance(template, dict) else {}
+    return frozenset((*dir(cls), *getattr(cls, "__dataclass_fields__", {}), *fields))
+
+
 def is_occupied(template: Template, place: tuple[str | int, ...]) -> bool:
     """Whether something that is not None stands at a place, or inside of it."""
     if not (isinstance(template, dict) and ("class" in template or "dict" in template)):
@@ -124,30 +131,34 @@ def fill_template(template: Template, values: Mapping[str, torch.Tensor]) -> Any
     if "dict" in template:
         return {key: fill_template(child, values) for key, child in template["dict"].items()}
     fields = {key: fill_template(child, values) for key, child in template["fields"].items()}
-    return _output_class(template["class"])(fields)
+    return _filled(_class_of(template["class"]), fields)
 
 
-def _output_class(qualified: str) -> Any:
-    """A function from fields to an instance of the named class, or of :class:`Output` where it cannot be had."""
+def _class_of(qualified: str) -> type:
+    """The named class, or :class:`Output` where it cannot be had."""
     module, _, name = qualified.partition(":")
-    if qualified == GENERIC_CLASS or module.partition(".")[0] != "transformers":
+    if module.partition(".")[0] == "transformers":
         # Only the library whose classes we recorded is imported by name: a damaged file must not choose imports.
-        return lambda fields: Output((key, value) for key, value in fields.items() if value is not None)
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
-        return lambda fields: Output((key, value) for key, value in fields.items() if value is not None)
+        try:
+            cls = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            return Output
+        if isinstance(cls, type) and hasattr(cls, "__dataclass_fields__"):
+            return cls
+    return Output
 
-    def build(fields: dict[str, Any]) -> Any:
-        known = {key: value for key, value in fields.items() if key in cls.__dataclass_fields__}
-        result = cls(**known)
-        for key, value in fields.items():
-            # As upstream's decorator does: recorded keys that are no declared field are set on the instance.
-            if key not in known and value is not None:
-                result[key] = value
-        return result
 
-    return build
+def _filled(cls: type, fields: Mapping[str, Any]) -> Any:
+    """An instance of an output class."""
+    if cls is Output:
+        return Output((key, value) for key, value in fields.items() if value is not None)
+    declared = getattr(cls, "__dataclass_fields__", {})
+    result = cls(**{key: value for key, value in fields.items() if key in declared})
+    for key, value in fields.items():
+        # As upstream's decorator does: recorded keys that are no declared field are set on the instance.
+        if key not in declared and value is not None:
+            result[key] = value
+    return result
 
 
 __all__ = [
@@ -157,4 +168,5 @@ __all__ = [
     "fill_template",
     "is_occupied",
     "place_in_template",
+    "reserved_names",
 ]

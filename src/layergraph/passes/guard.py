@@ -55,23 +55,26 @@ def run_rewrite(item: Pass, site: Site, edit: Edit, label: str) -> None:
         item.rewrite(site, edit)
 
 
-def check_options(item: Pass) -> None:
-    """Refuse options that a saved program could not hold, before anything is done.
+def resolved_options(item: Pass, findings: Findings, label: str) -> dict[str, Any]:
+    """The options to keep with the program, refused before anything is done where a saved one could not hold them.
 
     Raises:
-        InputTypeError: names the option.
+        PassError: the pass failed to say. InputTypeError: names the option.
     """
-    for name, value in item.options().items():
+    with _named(label, f"resolved_options() of {type(item).__name__}"):
+        options = item.resolved_options(findings)
+    for name, value in options.items():
         try:
             json.dumps(value)
         except (TypeError, ValueError, RecursionError) as error:
             raise InputTypeError(
                 f"option {name!r} of {type(item).__name__} is no plain data, so no saved program could hold it",
-                pass_name=item.pass_name,
+                pass_name=label,
                 expected="numbers, strings, None, and lists and mappings of these",
                 found=repr(value)[:80],
                 do="give plain data, or override options() and from_options() in the pass",
             ) from error
+    return options
 
 
 def _written(graph: torch.fx.Graph) -> list[tuple[Any, ...]]:
@@ -106,4 +109,4 @@ def _named(label: str, what: str, path: str | None = None) -> Iterator[None]:
         ) from error
 
 
-__all__ = ["check_options", "run_find", "run_rewrite"]
+__all__ = ["resolved_options", "run_find", "run_rewrite"]

@@ -9,7 +9,7 @@ from layergraph.errors import InputError, InputTypeError, LayerGraphError, NotFo
 from layergraph.ir.edit import Edit
 from layergraph.ir.program import Original, PassRecord, Program
 from layergraph.passes.base import Findings, Pass
-from layergraph.passes.guard import check_options, run_find, run_rewrite
+from layergraph.passes.guard import resolved_options, run_find, run_rewrite
 from layergraph.passes.registry import find_pass, make_pass
 
 Check = Callable[[Program, Program, Pass], Mapping[str, float]]
@@ -76,7 +76,6 @@ def run(
         label = labels[number] if labels is not None else _label(item, current)
         say(f"{label}: looking for sites")
         try:
-            check_options(item)
             _check_order(item, current)
             if prepare is not None:
                 item = prepare(item, current)
@@ -110,6 +109,7 @@ def _run_one(
 ) -> Program:
     kept = {name: unit for name, unit in program.graphs.items() if item.keeps(program, name)}
     found: dict[str, Findings] = {name: run_find(item, program, name, label) for name in kept}
+    options = resolved_options(item, next(iter(found.values())), label)
     if strict:
         _refuse(found, label)
     has_sites = any(findings.sites for findings in found.values())
@@ -127,7 +127,7 @@ def _run_one(
         n_after = len(after[name].nodes)
         counts[name] = {"sites": len(findings.sites), "added": made, "removed": n_before + made - n_after}
     if after is program:
-        record = _record(item, label, found, counts, {}, program, after)
+        record = _record(item, label, options, found, counts, {}, program, after)
         return program.evolve(history=(*program.history, record))
     if program.original is None:
         after = after.evolve(original=Original.of(program, keep_weights=keep_weights))
@@ -135,13 +135,14 @@ def _run_one(
         after = after.evolve(original=program.original.keeping(program))
     say(f"{label}: checking")
     errors = check(program, after, item) if check is not None else {}
-    record = _record(item, label, found, counts, errors, program, after)
+    record = _record(item, label, options, found, counts, errors, program, after)
     return after.evolve(history=(*program.history, record))
 
 
 def _record(
     item: Pass,
     label: str,
+    options: dict[str, Any],
     found: Mapping[str, Findings],
     counts: Mapping[str, Mapping[str, int]],
     errors: Mapping[str, float],
@@ -159,7 +160,7 @@ def _record(
     return PassRecord(
         label=label,
         name=item.pass_name,
-        options=item.resolved_options(next(iter(found.values()))),
+        options=options,
         promise=item.promises(),
         graphs=counts,
         sites=tuple(dict.fromkeys(str(site) for findings in found.values() for site in findings.sites)),

@@ -9,6 +9,7 @@ import torch
 
 from layergraph.errors import InputError, InputTypeError
 
+_FLAGS = ((re.ASCII, "a"), (re.IGNORECASE, "i"), (re.MULTILINE, "m"), (re.DOTALL, "s"), (re.VERBOSE, "x"))
 _REDUCTIONS = ("last", "mean", "norm")
 _WHATS = "a key, path, glob, regex, class, op, node or predicate, or a list of these without keys and predicates"
 
@@ -36,8 +37,25 @@ def what_as_data(what: Any) -> Any:
     if isinstance(what, tuple):
         return [what_as_data(item) for item in what]
     if isinstance(what, re.Pattern):
-        return f"re:{what.pattern}"
+        return f"re:{_with_flags(what)}"
     return f"{what.__module__}:{what.__qualname__}" if isinstance(what, type) else what
+
+
+def _with_flags(pattern: re.Pattern[str]) -> str:
+    """The text of a pattern with the flags that ``re.compile`` was given beside it written into it."""
+    given = pattern.flags & ~re.compile(pattern.pattern).flags
+    letters = "".join(letter for flag, letter in _FLAGS if given & flag)
+    if not letters:
+        return str(pattern.pattern)
+    own = re.match(r"\(\?([aimsux]+)\)", pattern.pattern)  # only the very start of a pattern holds flags
+    return f"(?{letters}{own[1]}){pattern.pattern[own.end() :]}" if own else f"(?{letters}){pattern.pattern}"
+
+
+def is_of_nodes(what: Any) -> bool:
+    """Whether nodes are asked for rather than what modules take and return."""
+    if isinstance(what, str):
+        return what.startswith("%") or "::" in what
+    return callable(what) and not isinstance(what, type)
 
 
 def check_options(options: Any) -> None:
@@ -54,6 +72,10 @@ def check_options(options: Any) -> None:
     for item in what if isinstance(what, tuple) else (what,):
         if isinstance(item, re.Pattern) and not isinstance(item.pattern, str):
             fail("what is a pattern of bytes", "a pattern of text", item, InputTypeError)
+        if isinstance(item, torch.nn.Module):
+            fail("what is a module, not the name of one", _WHATS, type(item), InputTypeError)
+        if isinstance(item, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            fail("what is an op, not the name of one", "a text such as '**::softmax'", item, InputTypeError)
         if not isinstance(item, (str, type, re.Pattern)) and (item is not what or not callable(item)):
             fail("what is not something to tap", _WHATS, item, InputTypeError)
     if what == ():
@@ -88,4 +110,4 @@ def check_options(options: Any) -> None:
         fail("unknown dtype", "a torch dtype such as torch.float16", options.dtype)
 
 
-__all__ = ["check_options", "plain_what", "what_as_data"]
+__all__ = ["check_options", "is_of_nodes", "plain_what", "what_as_data"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -15,13 +14,13 @@ from layergraph.ir.edit import Edit
 from layergraph.ir.layers import ModuleCall, module_path
 from layergraph.ir.program import GraphUnit, Program
 from layergraph.ir.spare import SpareNode
+from layergraph.ir.template import is_occupied, reserved_names
 from layergraph.passes.base import Findings, Pass, Promise, Refusal, Site, freeze
-from layergraph.passes.tap_options import check_options, plain_what, what_as_data
+from layergraph.passes.tap_options import check_options, is_of_nodes, plain_what, what_as_data
+from layergraph.passes.tap_reduce import check_reduction, reduced
 from layergraph.passes.tap_registry import record, registry_keys
 from layergraph.passes.tap_targets import find_calls, find_ops
 from layergraph.passes.tap_values import Entry, Recorded, call_output, revive, spare_nodes
-
-ATEN = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,13 @@ class TapOutputs(Pass):
         what: a key of the model's ``_can_record_outputs`` (``"hidden_states"``), a module path, a glob
             (``"model.layers.*.mlp"``; ``**`` crosses dots), a compiled regex or ``"re:..."``, a module class or class
             name, an op as ``"model.layers.0::softmax#0"``, a node as ``"%add_9"``, a list of any of these but keys
-            (in its order, each value once), or a predicate on nodes (a saved program holds the nodes it chose).
+            (in its order, each value once), or a predicate on the nodes that compute something (a saved program holds
+            those it chose).
         entries: which entries of the key's tuple, counted as transformers counts them (entry 0 of hidden_states is
             what enters the first block); negatives from the end; True or None is all, False none.
         layers: which blocks instead, meaning what each returns itself (before a final norm).
-        index: which output of a module, or which input for ``at="input"``; negatives from the end.
+        index: which output of a module, the first by default, or which input for ``at="input"``; negatives from the
+            end.
         at: ``"output"`` or ``"input"`` of the module.
         reduce: ``"last"`` (the last token), ``"mean"`` (over tokens), ``"norm"`` (L2 over features) or
             ``("topk", k)`` (values and indices over features), computed in the graph.
@@ -132,6 +133,8 @@ class TapOutputs(Pass):
                 found = f"{target.name} is returned already"
                 refusals.append(Refusal(target.path, "R3", "an output of a new name", found))
                 continue
+            if target.value in unit.nodes:
+                check_reduction(unit.nodes[target.value], target.path, self.reduce)
             target = replace(target, spare=spare_nodes(unit.layers, target.value))
             nodes = () if target.spare else (target.value,)
             detail = f"returned as {target.name}" + (", which nothing else needs" if target.spare else "")
@@ -146,7 +149,7 @@ class TapOutputs(Pass):
             return
         target: _Target = site.data
         tapped = revive(target.spare, edit) if target.spare else edit.node(target.value)
-        for suffix, node in self._reduced(tapped, edit):
+        for suffix, node in reduced(tapped, self.reduce, self.dtype, edit):
             if target.name + suffix not in edit.output_names:
                 place = (target.name + suffix,) if suffix else target.place
                 edit.add_output(target.name + suffix, node, place, target.length)
@@ -154,6 +157,7 @@ class TapOutputs(Pass):
     # Choosing -----------------------------------------------------------------------------------------------------
 
     def _from_registry(self, program: Program, unit: GraphUnit, refusals: list[Refusal]) -> Iterator[_Target]:
+        self._refuse_unread("a key of the model", ("index", None), ("name", None))
         tuples = record(unit, program.model, self.what)
         if not any(item.key == self.what and item.entries for item in tuples):
             _explain_nothing(self.what, tuples, program, unit)
@@ -173,6 +177,17 @@ class TapOutputs(Pass):
                 name = ".".join([*item.field, str(position)])
                 yield _Target(value, name, (*item.field, position), count, entry.path)
 
+    def _refuse_unread(self, what: str, *options: tuple[str, Any]) -> None:
+        """Refuse options that do not apply to ``what``: ignored, they would mislead."""
+        for option, default in options:
+            if getattr(self, option) != default:
+                raise InputError(
+                    f"{option} says nothing about {what}",
+                    pass_name="tap-outputs",
+                    found=f"{option}={getattr(self, option)!r}",
+                    do=f"leave {option} out, or tap a module path",
+                )
+
     def _selected(self, item: Recorded, count: int) -> list[int]:
         """Positions in the tuple, in order."""
         if self.layers is not None:
@@ -181,10 +196,8 @@ class TapOutputs(Pass):
         return _indices(self.entries, count, "entries")
 
     def _from_graph(self, program: Program, unit: GraphUnit, refusals: list[Refusal]) -> Iterator[_Target]:
-        if self.name in unit.interface.outputs:
-            raise InputError(
-                f"the graph returns {self.name!r} already", pass_name="tap-outputs", do="choose another name="
-            )
+        if self.name is not None:
+            _check_name(self.name, unit)
         found = list(self._candidates(program, unit, refusals))
         subset, option = (self.entries, "entries") if self.layers is None else (self.layers, "layers")
         chosen = [found[index] for index in _indices(subset, len(found), option)] if found else []
@@ -192,6 +205,8 @@ class TapOutputs(Pass):
             if self.name is not None:
                 yield _Target(node, f"{self.name}.{position}", (self.name, position), len(chosen), path)
             else:
+                if name not in unit.interface.outputs:
+                    _check_name(name, unit)
                 yield _Target(node, name, (name,), 0, path)
 
     def _candidates(self, program: Program, unit: GraphUnit, refusals: list[Refusal]) -> Iterator[tuple[str, str, str]]:
@@ -208,13 +223,15 @@ class TapOutputs(Pass):
     def _matching(
         self, what: Any, program: Program, unit: GraphUnit, refusals: list[Refusal]
     ) -> Iterator[tuple[str, str, str]]:
+        if is_of_nodes(what):
+            self._refuse_unread("nodes", ("index", None), ("at", "output"))
         if isinstance(what, str) and what.startswith("%"):
             yield from _node_targets([_node_named(unit, what.removeprefix("%"))])
         elif isinstance(what, str) and "::" in what:
             nodes = find_ops(unit, what)
             yield from _node_targets(nodes or _nothing(what, program, unit))
         elif callable(what) and not isinstance(what, type):
-            nodes = [node for node in unit.graph.nodes if node.op == "call_function" and what(node)]
+            nodes = [node for node in unit.graph.nodes if node.op == "call_function" and _is_chosen(what, node)]
             yield from _node_targets(nodes or _nothing("the predicate", program, unit))
         else:
             calls = find_calls(unit.layers, what) or _nothing(what, program, unit)
@@ -225,24 +242,6 @@ class TapOutputs(Pass):
                     continue
                 name = call.path + (f"#{call.occurrence}" if call.occurrence else "")
                 yield call.path, name + (".input" if self.at == "input" else ""), node
-
-    def _reduced(self, node: torch.fx.Node, edit: Edit) -> Iterator[tuple[str, torch.fx.Node]]:
-        """The value as asked for: reduced, then cast."""
-        results = [("", node)]
-        if self.reduce == "last":
-            results = [("", edit.call(ATEN.select.int, node, _token_dim(node), -1, after=node))]
-        elif self.reduce == "mean":
-            results = [("", edit.call(ATEN.mean.dim, node, [_token_dim(node)], after=node))]
-        elif self.reduce == "norm":
-            results = [("", edit.call(ATEN.linalg_vector_norm.default, node, 2, [-1], after=node))]
-        elif self.reduce is not None:
-            pair = edit.call(ATEN.topk.default, node, self.reduce[1], -1, after=node)
-            values = edit.call(operator.getitem, pair, 0, after=pair)
-            results = [(".values", values), (".indices", edit.call(operator.getitem, pair, 1, after=values))]
-        for suffix, result in results:
-            if self.dtype is not None and suffix != ".indices":
-                result = edit.call(ATEN.to.dtype, result, getattr(torch, self.dtype), after=result)
-            yield suffix, result
 
 
 def _indices(selection: Any, count: int, option: str) -> list[int]:
@@ -309,6 +308,31 @@ def _nothing(what: Any, program: Program, unit: GraphUnit) -> list[Any]:
     )
 
 
+def _check_name(name: str, unit: GraphUnit) -> None:
+    """Refuse a name under which something else is found in what the graph returns."""
+    is_returned = name in unit.interface.outputs or is_occupied(unit.interface.template, (name,))
+    if is_returned or name in reserved_names(unit.interface.template):
+        raise InputError(
+            f"the graph returns {name!r} already" if is_returned else f"{name!r} is a name that return values use",
+            pass_name="tap-outputs",
+            do="choose another name=",
+        )
+
+
+def _is_chosen(predicate: Callable[[torch.fx.Node], Any], node: torch.fx.Node) -> bool:
+    try:
+        return bool(predicate(node))
+    except Exception as error:
+        raise InputError(
+            "the predicate fails",
+            pass_name="tap-outputs",
+            path=module_path(node),
+            node=node.name,
+            found=f"{type(error).__name__}: {error}"[:200],
+            do="have it return True or False for every node; node.meta['val'] may be a tensor, a size or a tuple",
+        ) from error
+
+
 def _node_named(unit: GraphUnit, name: str) -> torch.fx.Node:
     if name not in unit.nodes:
         raise NotFoundError(f"no node %{name}", pass_name="tap-outputs", do="program.print() shows the nodes")
@@ -317,6 +341,16 @@ def _node_named(unit: GraphUnit, name: str) -> torch.fx.Node:
 
 def _node_targets(nodes: list[torch.fx.Node]) -> Iterator[tuple[str, str, str]]:
     for node in nodes:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            raise InputError(
+                "a tap returns tensors, and this node makes none",
+                pass_name="tap-outputs",
+                path=module_path(node),
+                node=node.name,
+                found="several values" if isinstance(value, (tuple, list)) else type(value).__name__,
+                do="choose the getitem nodes behind it" if isinstance(value, (tuple, list)) else "choose other nodes",
+            )
         yield module_path(node), f"%{node.name}", node.name
 
 
@@ -349,14 +383,6 @@ def _call_value(unit: GraphUnit, call: ModuleCall, at: str, index: int | None) -
             do="choose another index",
         )
     return (call.inputs[position][1], False) if at == "input" else call_output(unit.layers, call, position)
-
-
-def _token_dim(node: torch.fx.Node) -> int:
-    """Tokens are the dimension before features: 1 in [B, S, D], 0 in [N, D]."""
-    rank = node.meta["val"].dim()
-    if rank < 2:
-        raise InputError("a reduction over tokens needs two dimensions", pass_name="tap-outputs", node=node.name)
-    return rank - 2
 
 
 def _keep_only(taps: tuple[str, ...], edit: Edit) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Iterator
 
 import torch
 
 from layergraph.errors import InputError, NotFoundError
-from layergraph.ir.layers import LayerIndex, ModuleCall, module_path
+from layergraph.ir.layers import LayerIndex, ModuleCall, module_path, path_pattern
 from layergraph.ir.printing import short_op
 from layergraph.ir.program import GraphUnit
 
@@ -24,15 +23,9 @@ def find_calls(layers: LayerIndex, what: str | type | re.Pattern[str]) -> list[M
     if what in layers.by_path:
         return list(layers.by_path[what])
     if any(char in what for char in "*?["):
-        pattern = _glob(what)
+        pattern = path_pattern(what)
         return [call for call in layers.calls if pattern.fullmatch(call.path)]
     return [call for call in layers.calls if layers.is_a(call, what)]
-
-
-def _glob(pattern: str) -> re.Pattern[str]:
-    text = fnmatch.translate(pattern.replace("**", "\0").replace("*", "\1"))
-    body = text.removeprefix("(?s:").removesuffix(")\\Z").removesuffix(")\\z")
-    return re.compile(body.replace("\\\0", ".*").replace("\0", ".*").replace("\\\1", r"[^.]*").replace("\1", r"[^.]*"))
 
 
 def find_ops(unit: GraphUnit, what: str) -> list[torch.fx.Node]:
@@ -43,7 +36,7 @@ def find_ops(unit: GraphUnit, what: str) -> list[torch.fx.Node]:
     """
     scope, _, rest = what.partition("::")
     op, has_number, number = rest.partition("#")
-    pattern = _glob(scope) if scope else re.compile("")
+    pattern = path_pattern(scope) if scope else re.compile("")
     found = [
         node
         for node in unit.graph.nodes
@@ -51,7 +44,7 @@ def find_ops(unit: GraphUnit, what: str) -> list[torch.fx.Node]:
         and short_op(node.target) == op
         and any(pattern.fullmatch(prefix) for prefix in _prefixes(module_path(node)))
     ]
-    if not has_number:
+    if not has_number or not found:
         return found
     try:
         return [found[int(number)]]

@@ -109,6 +109,7 @@ def trace(
                 **{name: value for name, value in plain_defaults(model).items() if name not in arguments},
                 **{name: value for name, value in flat.baked.items() if name in arguments},
             },
+            containers=flat.containers,
             prologue=prologue.to_dict() if prologue is not None else None,
             conditions=conditions(exported),
         )

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from layergraph.errors import InputError, InputTypeError, TraceError
-from layergraph.ir.interface import flat_name
+from layergraph.ir.interface import Leaf, flat_name
 from layergraph.ir.template import Template
 from layergraph.trace.marks import qualified
 
@@ -26,11 +26,13 @@ class FlatInputs:
     Attributes:
         tensors: by flat name, in call order. A tensor inside a container is ``argument_0``, ``argument_key``...
         baked: arguments that hold no tensor; their values become part of the graph.
+        containers: of arguments that hold tensors inside of something: what stands where, see :class:`Interface`.
         rebuild: from flat tensors back to keyword arguments.
     """
 
     tensors: Mapping[str, torch.Tensor]
     baked: Mapping[str, Any]
+    containers: Mapping[str, tuple[Leaf, ...]]
     rebuild: Callable[[Mapping[str, torch.Tensor]], dict[str, Any]]
 
 
@@ -101,6 +103,8 @@ def flatten_inputs(arguments: Mapping[str, Any]) -> FlatInputs:
     """
     tensors: dict[str, torch.Tensor] = {}
     baked: dict[str, Any] = {}
+    containers: dict[str, tuple[Leaf, ...]] = {}
+    seen: set[int] = set()
     plans: dict[str, tuple[list[tuple[str | None, Any]], Any]] = {}
     for name, value in arguments.items():
         leaves, spec = pytree.tree_flatten_with_path(value)
@@ -113,7 +117,10 @@ def flatten_inputs(arguments: Mapping[str, Any]) -> FlatInputs:
                         f"two tensors of the example inputs would both be called {flat!r}",
                         do="give the arguments (or the keys inside them) names that stay apart when joined by _",
                     )
-                tensors[flat] = leaf
+                # torch makes one of a tensor that it meets twice, as two inputs or as an input and a weight.
+                again = leaf.detach().clone() if id(leaf) in seen else leaf.detach()
+                tensors[flat] = again.requires_grad_(leaf.requires_grad)
+                seen.add(id(leaf))
                 plan.append((flat, None))
             elif isinstance(leaf, _BAKED_TYPES):
                 plan.append((None, leaf))
@@ -125,6 +132,9 @@ def flatten_inputs(arguments: Mapping[str, Any]) -> FlatInputs:
         plans[name] = (plan, spec)
         if not any(flat for flat, _ in plan):
             baked[name] = value
+        elif not isinstance(value, torch.Tensor):
+            places = [pytree.keystr(keys) for keys, _ in leaves]
+            containers[name] = tuple((place, *item) for place, item in zip(places, plan, strict=True))
 
     def rebuild(flat_tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         return {
@@ -132,7 +142,7 @@ def flatten_inputs(arguments: Mapping[str, Any]) -> FlatInputs:
             for name, (plan, spec) in plans.items()
         }
 
-    return FlatInputs(tensors, baked, rebuild)
+    return FlatInputs(tensors, baked, containers, rebuild)
 
 
 def flatten_output(value: Any, name: str = "") -> tuple[Template, dict[str, torch.Tensor]]:

@@ -38,7 +38,8 @@ def size_labels(
         for name, dims in dynamic.items():
             rank = flat.tensors[name].dim()
             is_right = isinstance(dims, Mapping) and all(
-                isinstance(dim, int) and 0 <= dim < rank and isinstance(label, str) for dim, label in dims.items()
+                isinstance(dim, int) and 0 <= dim < rank and isinstance(label, str) and label.isidentifier()
+                for dim, label in dims.items()
             )
             if not is_right:
                 raise InputError(
@@ -47,8 +48,25 @@ def size_labels(
                     found=repr(dims)[:100],
                     do="write it that way",
                 )
+        _check_equal(flat, dynamic)
         return dynamic
     return hf.dynamic_dims(model, dict(prepared)) if dynamic and hf is not None else {}
+
+
+def _check_equal(flat: FlatInputs, labels: Mapping[str, Mapping[int, str]]) -> None:
+    """Sizes of one name are one size: refuse examples that say otherwise."""
+    first: dict[str, tuple[int, str, int]] = {}
+    for name, dims in labels.items():
+        for dim, label in dims.items():
+            size = flat.tensors[name].shape[dim]
+            known, other, where = first.setdefault(label, (size, name, dim))
+            if size != known:
+                raise InputError(
+                    f"dynamic calls two sizes {label!r} that differ in the example inputs",
+                    expected=f"{known}, as in dimension {where} of {other!r}",
+                    found=f"{size} in dimension {dim} of {name!r}",
+                    do="give them different names, or example inputs where they are equal",
+                )
 
 
 __all__ = ["size_labels"]
