@@ -187,11 +187,12 @@ def changed(model):
         ),
     ],
 )
-def test_what_cannot_be_traced_again_is_refused_by_name(make, message):
+def test_what_cannot_be_traced_again_is_refused_by_name(make, message, capfd):
     program = make()
     kind = InputError if "meta" in message else NotSupportedError
     with pytest.raises(kind, match=message):
         program.to(torch.bfloat16, progress=False)
+    assert "LOAD REPORT" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -204,11 +205,37 @@ def test_what_cannot_be_traced_again_is_refused_by_name(make, message):
         ((torch.complex64,), InputError, "cannot be in torch.complex64"),
         (("gpu",), InputError, "no device 'gpu'"),
         (("cpu", 1.5), InputTypeError, "neither"),
+        ((torch.float8_e4m3fn,), InputError, "cannot be in torch.float8_e4m3fn"),
+        ((torch.float32, torch.float16), InputError, "two of a kind: dtype"),
+        (("cpu", "meta"), InputError, "two of a kind: device"),
+        (("bfloat16",), InputError, r"write torch\.bfloat16, not its name"),
+        (("torch.float16",), InputError, r"write torch\.float16, not its name"),
     ],
 )
 def test_wrong_targets_are_named(stack_program, targets, kind, message):
     with pytest.raises(kind, match=message):
         stack_program.to(*targets)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [({"dtype": "float32"}, "dtype= is no dtype"), ({"device": torch.half}, "device= is no device")],
+)
+def test_keywords_say_which_is_meant(stack_program, targets, message):
+    with pytest.raises(InputTypeError, match=message):
+        stack_program.to(**targets)
+    assert all(tensor.is_meta for tensor in stack_program.to(device="meta").state_dict().values())
+    with pytest.raises(InputError, match="two of a kind: device"):
+        stack_program.to("cpu", device="meta")
+    with pytest.raises(NotSupportedError, match="only a Hugging Face model"):
+        stack_program.to(dtype=torch.float16)
+
+
+def test_an_input_on_another_device_than_the_weights_is_named():
+    layer = nn.Linear(4, 4)
+    program = lg.trace(layer, torch.randn(2, 4), progress=False).to("meta")
+    with pytest.raises(InputError, match=r"input 'input' is on another device[\s\S]*meta[\s\S]*cpu[\s\S]*load_weights"):
+        program(torch.randn(2, 4))
 
 
 def test_a_device_that_is_not_here_is_named(stack_program):

@@ -270,7 +270,13 @@ class Program(AdapterMethods):
         with progress_line(progress) as say:
             return Program(checkpoint.load_weights(self.ir, folder, progress=say))
 
-    def to(self, *targets: torch.device | str | int | torch.dtype, progress: Progress = None) -> Program:
+    def to(
+        self,
+        *targets: torch.device | str | int | torch.dtype,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        progress: Progress = None,
+    ) -> Program:
         """A new program on another device, in another dtype, or both: ``program.to("cuda", torch.bfloat16)``.
 
         A device: weights, constants in the graph, adapters and example inputs move. A dtype: transformers makes the
@@ -278,12 +284,12 @@ class Program(AdapterMethods):
         it is traced, and the passes run again.
 
         Raises:
-            InputError: no such device here, or no floating-point dtype; InputTypeError: neither.
+            InputError: no such device here, no dtype that models compute in, or two of a kind; InputTypeError: neither.
             NotSupportedError: another dtype, and the model cannot be traced again from its config alone: a plain
                 module, or one that was traced from example inputs.
         """
         with progress_line(progress) as say:
-            return Program(place(self.ir, *targets, progress=say))
+            return Program(place(self.ir, *targets, device=device, dtype=dtype, progress=say))
 
     def as_module(self) -> ProgramModule:
         """An ``nn.Module`` that can stand where the traced module stood."""

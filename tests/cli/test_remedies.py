@@ -57,6 +57,7 @@ UNREACHED = {
     "trace/adapter_read.py": "writing an adapter again, which is done in Python",
     "trace/cached": "cached=True, given by hand",
     "trace/flatten.py": "example inputs, or the model's own code",
+    "ir/execute.py:_check_devices": "inputs made by hand",
     "trace/hf_vision_grid.py": "grids given by hand",
     "trace/isolate.py:isolate": "a model made by hand",
     "trace/isolate.py:_refuse": "a model made by hand",

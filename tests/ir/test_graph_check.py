@@ -15,6 +15,7 @@ from torch import nn
 
 import layergraph as lg
 from layergraph.errors import FormatError
+from layergraph.ir.folder_read import digest
 from layergraph.ir.graph_check import check_graph
 from layergraph.ir.graph_json import dump_graph
 from layergraph.testing.zoo import tiny_model
@@ -43,6 +44,8 @@ def forge(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     data = json.dumps(graph).encode()
     (folder / part["file"]).write_bytes(data)
     part["sha256"] = hashlib.sha256(data).hexdigest()
+    del manifest["sha256"]
+    manifest["sha256"] = digest(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 

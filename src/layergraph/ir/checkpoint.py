@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from layergraph.errors import FormatError, InputError, MissingFileError
 from layergraph.ir import exported as torch_side
 from layergraph.ir.folder_read import check_folder
+from layergraph.ir.paths import as_path
 from layergraph.ir.program import GraphUnit, Program
 from layergraph.ir.weights import Remap
 
@@ -41,12 +42,13 @@ def load_weights(program: Program, folder: str | Path, *, progress: Progress | N
             path=", ".join(several[0].original) if several else None,
             do="load them into the model with from_pretrained, and optimize that",
         )
+    folder = as_path(folder)
     wanted = {name: tensor for name, tensor in program.state_dict.items() if name not in program.aliases}
     state: dict[str, torch.Tensor] = {}
     # Weights that a pass dropped and the caller kept, to undo it: the old ones would meet the new ones there.
     kept_before = program.original.kept if program.original is not None else {}
     kept: dict[str, torch.Tensor] = {}
-    for path, names in _shards(Path(folder)):
+    for path, names in _shards(folder):
         say(f"reading {path.name}")
         for name, tensor in _tensors(path, names):
             if name in kept_before:
@@ -80,9 +82,9 @@ def _over(unit: GraphUnit, state: dict[str, torch.Tensor]) -> GraphUnit:
     lost = [name for name, value in exported.constants.items() if getattr(value, "is_meta", False)]
     if lost:
         raise InputError(
-            "a buffer that no checkpoint holds has no data, since the model was traced on the meta device",
+            "a buffer that no checkpoint holds has no data: it was made on the meta device, or moved there",
             path=lost[0],
-            do="build the model on the CPU, or register that buffer as persistent",
+            do="build the model on the CPU, or register that buffer as persistent; or take the program before to()",
         )
     values = [node.meta.get("val") for node in exported.graph.nodes]
     if any(isinstance(value, torch.Tensor) and value.is_meta for value in values):

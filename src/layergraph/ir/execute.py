@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
+from layergraph.errors import InputError
 from layergraph.ir import exported as torch_side
 from layergraph.ir.interface import holds, wrong_sizes
 from layergraph.ir.program import GraphUnit
@@ -17,7 +18,8 @@ def run_graph(unit: GraphUnit, tensors: Mapping[str, torch.Tensor]) -> dict[str,
     """Outputs by name, given every input by name. Inputs that the graph mutates are changed in place.
 
     Raises:
-        InputError: an op fails, and the sizes given break a condition under which the graph was traced.
+        InputError: an op fails, and the sizes given break a condition under which the graph was traced, or an input
+            is on another device than the weights.
     """
     exported = unit.exported
     arguments: list[Any] = []
@@ -34,12 +36,26 @@ def run_graph(unit: GraphUnit, tensors: Mapping[str, torch.Tensor]) -> dict[str,
     except (RuntimeError, ValueError, IndexError) as error:
         # torch also records what it merely assumed, such as sizes other than 1: asked only when an op has failed.
         broken = [text for text in torch_side.size_conditions(exported) if not holds(text, tensors)]
-        if not broken:
-            raise
-        raise wrong_sizes(broken, tensors) from error
+        if broken:
+            raise wrong_sizes(broken, tensors) from error
+        _check_devices(unit, tensors)
+        raise
     specs = exported.graph_signature.output_specs
     user = [value for spec, value in zip(specs, outputs, strict=True) if spec.kind is OutputKind.USER_OUTPUT]
     return dict(zip(unit.interface.outputs, user, strict=True))
+
+
+def _check_devices(unit: GraphUnit, tensors: Mapping[str, torch.Tensor]) -> None:
+    home = next((tensor.device for tensor in unit.exported.state_dict.values()), None)
+    for name, tensor in tensors.items():
+        if home is not None and tensor.device != home:
+            do = "program.load_weights(folder) fills its weights" if home.type == "meta" else f'move it: .to("{home}")'
+            raise InputError(
+                f"input {name!r} is on another device than the program",
+                expected=str(home),
+                found=str(tensor.device),
+                do=f"{do}; or program.to({str(tensor.device)!r})" if home.type != "meta" else do,
+            )
 
 
 __all__ = ["run_graph"]

@@ -25,13 +25,26 @@ import torch
 from layergraph.errors import FormatError, InputError, StorageError
 from layergraph.ir import safetensors_io
 from layergraph.ir.adapter_folder import read_adapters, sweep_adapters, write_adapters
-from layergraph.ir.folder_read import MANIFEST, SCHEMA, build_units, inside, load_original, read_manifest, read_units
+from layergraph.ir.folder_read import (
+    KIND,
+    MANIFEST,
+    SCHEMA,
+    build_units,
+    digest,
+    inside,
+    load_original,
+    read_manifest,
+    read_units,
+    well_formed,
+)
 from layergraph.ir.graph_json import dump_graph
+from layergraph.ir.paths import as_path
 from layergraph.ir.program import GraphUnit, ModelInfo, Original, PassRecord, Program
 from layergraph.ir.weights import WeightMap
 
 LAYOUTS = ("original", "graph")
 _FOREIGN = ("model.safetensors", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_LOCK = ".lock"
 _PART = re.compile(r"(graph|original|weights|constants)-[\w.-]*[0-9a-f]{16}\.(json|safetensors)")
 Progress = Callable[[str], None]
 
@@ -53,7 +66,7 @@ def save(
     if layout not in LAYOUTS:
         raise InputError(f"unknown layout {layout!r}", expected=" or ".join(LAYOUTS), do="use one of these")
     say = progress or (lambda text: None)
-    target = _make_folder(Path(folder))
+    target = as_path(folder)
     with _scratch(target) as scratch:
         say("writing graphs")
         graphs = {name: _write_json_part(scratch, "graph", name, unit) for name, unit in program.graphs.items()}
@@ -65,7 +78,7 @@ def save(
         constants = _write_constants({"graph": program.graphs, "original": source}, scratch, own)
         manifest = {
             "schema": SCHEMA,
-            "kind": "layergraph program",
+            "kind": KIND,
             "torch": torch.__version__,
             "layout": layout,
             "graphs": graphs,
@@ -99,9 +112,9 @@ def load(folder: str | Path, *, verify: str = "full", progress: Progress | None 
     if verify not in ("full", "graphs"):
         raise InputError(f"unknown verify {verify!r}", expected="full or graphs", do="use one of these")
     say = progress or (lambda text: None)
-    root = Path(folder)
+    root = as_path(folder)
     manifest = read_manifest(root)
-    try:
+    with well_formed(root):
         say("reading weights")
         tensors: dict[str, torch.Tensor] = {}
         for part in manifest["weights"]:
@@ -132,32 +145,29 @@ def load(folder: str | Path, *, verify: str = "full", progress: Progress | None 
             aliases=manifest["aliases"],
             shadow=shadow,
         )
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise FormatError(
-            f"{MANIFEST} does not say what it must",
-            path=str(root),
-            found=f"{type(error).__name__}: {error}",
-            do="copy the folder again, or save again",
-        ) from error
-    if program.fingerprint != manifest["fingerprint"]:
-        raise FormatError(
-            "the loaded graph is not the one that was saved",
-            path=str(root),
-            expected=manifest["fingerprint"],
-            found=program.fingerprint,
-            do=f"load with torch {manifest['torch']}, or make the program again",
-        )
+        if program.fingerprint != manifest["fingerprint"]:
+            raise FormatError(
+                "the loaded graph is not the one that was saved",
+                path=str(root),
+                expected=str(manifest["fingerprint"]),
+                found=program.fingerprint,
+                do=f"load with torch {manifest['torch']}, or make the program again",
+            )
     return program
 
 
 # Writing ----------------------------------------------------------------------------------------------------------
 
 
-def _make_folder(target: Path) -> Path:
+def _make_folder(target: Path) -> None:
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        found = "a file of that name" if target.exists() else (error.strerror or str(error))
+        found = error.strerror or str(error)
+        if target.is_symlink():
+            found = "a link that leads to no folder"
+        elif target.exists():
+            found = "a file of that name"
         raise StorageError(
             "cannot make the output folder", path=str(target), found=found, do="choose another"
         ) from error
@@ -168,19 +178,27 @@ def _make_folder(target: Path) -> Path:
                 raise StorageError(
                     "the folder holds another checkpoint", path=str(target), found=name, do="choose another folder"
                 )
-    return target
 
 
 @contextlib.contextmanager
 def _scratch(target: Path) -> Iterator[Path]:
-    """A folder beside the parts, gone when the block ends. One writer at a time; leftovers of killed ones go first."""
+    """A folder beside the parts, gone when the block ends. One writer at a time; leftovers of killed ones go first.
+
+    Where nothing was, nothing is left by a writer that fails.
+    """
+    made = [folder for folder in (target, *target.parents) if not folder.exists()]
     try:
-        with open(target / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            for leftover in target.glob(".writing-*"):
-                shutil.rmtree(leftover, ignore_errors=True)
-            with tempfile.TemporaryDirectory(prefix=".writing-", dir=target) as scratch:
-                yield Path(scratch)
+        with _lock(target):
+            try:
+                for leftover in target.glob(".writing-*"):
+                    shutil.rmtree(leftover, ignore_errors=True)
+                with tempfile.TemporaryDirectory(prefix=".writing-", dir=target) as scratch:
+                    yield Path(scratch)
+            except BaseException:
+                if not (target / MANIFEST).exists():
+                    with contextlib.suppress(OSError):
+                        _clear(target, made)
+                raise
     except OSError as error:
         if isinstance(error, StorageError):
             raise
@@ -190,6 +208,30 @@ def _scratch(target: Path) -> Iterator[Path]:
             found=error.strerror or str(error),
             do="free space or choose another folder; what was there before is still there",
         ) from error
+
+
+@contextlib.contextmanager
+def _lock(target: Path) -> Iterator[None]:
+    """The folder for this writer alone, made if it was not there."""
+    while True:
+        _make_folder(target)
+        with open(target / _LOCK, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            held = os.fstat(lock.fileno())
+            # A writer that failed may have taken the folder away while this one waited.
+            if (target / _LOCK).exists() and os.path.samestat(held, (target / _LOCK).stat()):
+                yield
+                return
+
+
+def _clear(target: Path, made: list[Path]) -> None:
+    """Take away what a writer that failed has left in a folder without a program, and the folders it made."""
+    sweep_adapters(target, None)
+    for path in target.iterdir():
+        if _PART.fullmatch(path.name) or path.name == _LOCK:
+            path.unlink()
+    for folder in made:
+        folder.rmdir()
 
 
 def _write_json_part(scratch: Path, kind: str, name: str, unit: GraphUnit) -> dict[str, Any]:
@@ -287,16 +329,16 @@ def _checkpoint_files(program: Program, weights: list[dict[str, Any]]) -> dict[s
 
 
 def _publish(scratch: Path, target: Path, manifest: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-    live = set()
-    for path in scratch.iterdir():
-        _sync(path)
-        os.replace(path, target / path.name)
-        live.add(path.name)
-    for name, data in (*[(MANIFEST, manifest)], *extra.items()):
-        path = scratch / name
-        path.write_text(json.dumps(data, indent=1, ensure_ascii=False))
-        _sync(path)
-        os.replace(path, target / name)
+    live = {path.name for path in scratch.iterdir()}
+    # As it will be read: JSON knows neither tuples nor keys that are not text.
+    plain = json.loads(json.dumps(manifest))
+    files = {MANIFEST: {**plain, "sha256": digest(plain)}, **extra}
+    for name, data in files.items():
+        (scratch / name).write_text(json.dumps(data, indent=1, ensure_ascii=False))
+    for name in (*live, *files):  # on the disk, every one, before the first takes its place
+        _sync(scratch / name)
+    for name in (*live, *files):
+        os.replace(scratch / name, target / name)
     if not extra:
         for name in ("model.safetensors.index.json",):
             # An index of another layout would point transformers at weights that are gone.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from layergraph.errors import FormatError, MissingFileError
+from layergraph.errors import FormatError, LayerGraphError, MissingFileError
 from layergraph.ir import exported as torch_side
 from layergraph.ir import safetensors_io
 from layergraph.ir.cache_geometry import CacheGeometry
@@ -20,6 +22,7 @@ from layergraph.ir.layers import LayerIndex
 from layergraph.ir.program import GraphUnit, Original, Provenance
 
 SCHEMA = 1
+KIND = "layergraph program"
 MANIFEST, CONFIG, ADAPTER = "manifest.json", "config.json", "adapter_config.json"
 
 
@@ -98,12 +101,12 @@ def read_manifest(root: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_bytes())
         schema, kind = manifest["schema"], manifest["kind"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(
-            f"{MANIFEST} is damaged", path=str(root), found=str(error), do="copy the folder again, or save again"
-        ) from error
-    if kind != "layergraph program" or not isinstance(schema, int):
-        raise FormatError("this folder holds something else", path=str(root), expected="a program", found=str(kind))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(root, f"{type(error).__name__}: {error}") from error
+    if kind != KIND:
+        raise FormatError("this folder holds something else", path=str(root), expected=KIND, found=str(kind))
+    if not isinstance(schema, int) or isinstance(schema, bool):
+        raise _damaged(root, f"schema {schema!r}")
     if schema > SCHEMA:
         raise FormatError(
             "the folder was written by a newer layergraph",
@@ -112,7 +115,31 @@ def read_manifest(root: Path) -> dict[str, Any]:
             found=f"schema {schema}",
             do="upgrade layergraph",
         )
+    if manifest.pop("sha256", None) != digest(manifest):
+        raise _damaged(root, "it is not as it was written: its hash is another")
     return manifest
+
+
+def digest(manifest: Mapping[str, Any]) -> str:
+    """The hash that a manifest carries of all else in it."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def well_formed(root: Path) -> Iterator[None]:
+    """Whatever a manifest that lacks something, or holds another kind of thing, leads to within is told as that."""
+    try:
+        yield
+    except LayerGraphError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise _damaged(root, f"{type(error).__name__}: {error}") from error
+
+
+def _damaged(root: Path, found: str) -> FormatError:
+    return FormatError(
+        f"{MANIFEST} is damaged", path=str(root), found=found[:200], do="copy the folder again, or save again"
+    )
 
 
 def _read_part(root: Path, file: str, sha256: str) -> bytes:
@@ -201,14 +228,17 @@ def load_original(root: Path, manifest: Mapping[str, Any], held: Mapping[str, to
 
 
 __all__ = [
+    "KIND",
     "MANIFEST",
     "SCHEMA",
     "SavedUnit",
     "build_units",
     "check_folder",
+    "digest",
     "inside",
     "kind_of",
     "load_original",
     "read_manifest",
     "read_units",
+    "well_formed",
 ]

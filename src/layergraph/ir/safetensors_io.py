@@ -49,7 +49,7 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
             raise InputError(
                 "a tensor on the meta device has no data to save",
                 path=name,
-                do="load the weights before saving, or save with weights=False",
+                do="fill them first: program.load_weights(folder)",
             )
         size = tensor.numel() * tensor.element_size()
         header[name] = {

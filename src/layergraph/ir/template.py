@@ -58,10 +58,9 @@ def place_in_template(template: Template, place: tuple[str | int, ...], leaf: Te
 
 
 def reserved_names(template: Template) -> frozenset[str]:
-    """Names that mean something in the return value already: fields of its class, and its methods."""
+    """Names that mean something in the return value whether or not it holds them: fields of its class, and methods."""
     cls = _class_of(template.get("class", GENERIC_CLASS)) if isinstance(template, dict) else Output
-    fields = template.get("fields", {}) if isinstance(template, dict) else {}
-    return frozenset((*dir(cls), *getattr(cls, "__dataclass_fields__", {}), *fields))
+    return frozenset((*dir(cls), *getattr(cls, "__dataclass_fields__", {})))
 
 
 def is_occupied(template: Template, place: tuple[str | int, ...]) -> bool:

@@ -6,7 +6,7 @@ import difflib
 import re
 from typing import Any
 
-from layergraph.errors import InputError, NotFoundError
+from layergraph.errors import InputError, InputTypeError, NotFoundError
 from layergraph.passes.base import Pass
 from layergraph.passes.fuse_patch_embed import FusePatchEmbed
 from layergraph.passes.tap_outputs import TapOutputs
@@ -19,8 +19,13 @@ def register_pass(cls: type[Pass]) -> type[Pass]:
     """Make a pass known by its name; usable as a class decorator.
 
     Raises:
+        InputTypeError: it is no class of passes.
         InputError: it has no name, one that is not kebab-case, or another class has it; or it is no frozen dataclass.
     """
+    if not (isinstance(cls, type) and issubclass(cls, Pass)):
+        raise InputTypeError(
+            "register_pass takes a class of passes", found=repr(cls)[:80], do="write class MyPass(layergraph.Pass)"
+        )
     if not cls.pass_name:
         raise InputError(f"{cls.__name__} has no pass_name", do='give it one: pass_name: ClassVar[str] = "my-pass"')
     # Labels (name#2) and the command line (name:option=value) take names apart.

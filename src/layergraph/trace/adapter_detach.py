@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import inspect
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast, SequenceClassifierOutput
 
-from layergraph.errors import FormatError, LayerGraphError, MissingFileError, NotSupportedError
+from layergraph.errors import FormatError, LayerGraphError, MissingFileError, NotSupportedError, StorageError
 from layergraph.ir.adapter import Adapter
+from layergraph.ir.paths import as_path
 from layergraph.ir.program import Program
 from layergraph.trace.adapter_backbone import build_backbone, describe_base
 from layergraph.trace.adapter_config import read_config
@@ -54,16 +55,25 @@ class DetachedShadow(PreTrainedModel, GenerationMixin):
         self._cache_name = "cache" if "cache" in inspect.signature(backbone.forward).parameters else "past_key_values"
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
-        """Write ``config.json`` (of the backbone), ``model.safetensors`` and ``shadow.json``, every tensor in full."""
-        folder = Path(save_directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.config.save_pretrained(folder)
-        if self.generation_config is not None:
-            self.generation_config.save_pretrained(folder)
+        """Write ``config.json`` (of the backbone), ``model.safetensors`` and ``shadow.json``, every tensor in full.
+
+        Raises:
+            StorageError: the folder is a file, cannot be written, or the disk is full.
+        """
+        folder = as_path(save_directory)
         state = {name: tensor.detach().contiguous().clone() for name, tensor in self.state_dict().items()}
-        save_file(state, folder / _WEIGHTS, metadata={"format": "pt"})
         shape = {"backbone": f"{type(self.backbone).__module__}:{type(self.backbone).__qualname__}"}
-        (folder / _SHAPE).write_text(json.dumps({**shape, "classifies": self.classifies}, indent=2) + "\n")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.config.save_pretrained(folder)
+            if self.generation_config is not None:
+                self.generation_config.save_pretrained(folder)
+            save_file(state, folder / _WEIGHTS, metadata={"format": "pt"})
+            (folder / _SHAPE).write_text(json.dumps({**shape, "classifies": self.classifies}, indent=2) + "\n")
+        except (OSError, SafetensorError) as error:
+            raise StorageError(
+                "saving failed", path=str(folder), found=str(error), do="free space or choose another folder"
+            ) from error
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> DetachedShadow:
@@ -74,7 +84,7 @@ class DetachedShadow(PreTrainedModel, GenerationMixin):
         """
         from transformers import AutoConfig
 
-        folder = Path(pretrained_model_name_or_path)
+        folder = as_path(pretrained_model_name_or_path)
         for name in ("config.json", _WEIGHTS, _SHAPE):
             if not (folder / name).is_file():
                 raise MissingFileError("no detached shadow is saved there", path=str(folder / name))

@@ -14,6 +14,7 @@ import torch
 from layergraph.errors import FormatError, InputError, InputTypeError, MissingFileError, NotSupportedError
 from layergraph.ir import safetensors_io
 from layergraph.ir.adapter_folder import CONFIG_FILE, WEIGHTS_FILE
+from layergraph.ir.paths import as_path
 from layergraph.trace.adapter_config import ShadowSettings, read_config
 from layergraph.trace.hub import check_source
 
@@ -70,6 +71,7 @@ def read_adapter(source: Any) -> dict[str, AdapterSource]:
 
 
 def _read_folder(source: str) -> AdapterSource:
+    folder = as_path(source, "adapter's folder")
     config_path = _find(source, CONFIG_FILE)
     try:
         raw = json.loads(config_path.read_bytes())
@@ -80,7 +82,6 @@ def _read_folder(source: str) -> AdapterSource:
     if not isinstance(raw, Mapping):
         raise FormatError(f"{CONFIG_FILE} holds no mapping", path=source, do="copy the adapter again")
     settings_first = AdapterSource.of(raw, None)  # a LoRA folder is refused for what it is, not for its tensors
-    folder = Path(source)
     if folder.is_dir() and not (folder / WEIGHTS_FILE).is_file() and (folder / PICKLED_FILE).is_file():
         raise NotSupportedError(
             f"{PICKLED_FILE} is pickled, and loading it could run any code",

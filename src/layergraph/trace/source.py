@@ -89,7 +89,7 @@ def _loaded(source: Program, dtype: torch.dtype | None) -> Any:
     cls, config = _class_and_config(info)
     state = {name: tensor.detach() for name, tensor in source.state_dict.items() if not tensor.is_meta}
     dropped = source.state_dict.keys() - state.keys()
-    with _naming(info), torch.random.fork_rng(devices=[]), _no_progress_bars():
+    with _naming(info), torch.random.fork_rng(devices=[]), _quietly():
         model, told = cls.from_pretrained(
             None,
             config=config,
@@ -136,15 +136,17 @@ def _naming(info: ModelInfo) -> Iterator[None]:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """transformers draws one for weights that are in memory already."""
+def _quietly() -> Iterator[None]:
+    """transformers draws a bar for weights that are in memory already, and prints a table of those that do not fit."""
     from transformers.utils import logging
 
-    was_on = logging.is_progress_bar_enabled()
+    was_on, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if was_on:
             logging.enable_progress_bar()
 

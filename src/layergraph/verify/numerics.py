@@ -12,7 +12,14 @@ from layergraph.ir.execute import run_graph
 from layergraph.ir.program import GraphUnit, Program
 
 # Largest relative error (of the tensor's largest magnitude) that reordering sums of that precision explains.
-TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+TOLERANCES = {
+    torch.float64: 1e-10,
+    torch.complex128: 1e-10,
+    torch.float32: 1e-5,
+    torch.complex64: 1e-5,
+    torch.bfloat16: 2e-2,
+    torch.float16: 5e-3,
+}
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -21,9 +28,10 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
         return float("inf")
     if torch.equal(found, expected) or found.numel() == 0:
         return 0.0
-    if not expected.is_floating_point():
+    if not (expected.is_floating_point() or expected.is_complex()):
         return float("inf")
-    a, b = found.double(), expected.double()
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    a, b = found.to(wide), expected.to(wide)
     same = (a == b) | (a.isnan() & b.isnan())
     difference = torch.where(same, 0.0, (a - b).abs())
     scale = b[b.isfinite()].abs().max().item() if b.isfinite().any() else 1.0
