@@ -49,12 +49,14 @@ def _check_devices(unit: GraphUnit, tensors: Mapping[str, torch.Tensor]) -> None
     home = next((tensor.device for tensor in unit.exported.state_dict.values()), None)
     for name, tensor in tensors.items():
         if home is not None and tensor.device != home:
-            do = "program.load_weights(folder) fills its weights" if home.type == "meta" else f'move it: .to("{home}")'
+            do = "program.load_weights(folder) fills its weights"
+            if home.type != "meta":
+                do = f'move it: .to("{home}"); or program.to("{tensor.device}")'
             raise InputError(
                 f"input {name!r} is on another device than the program",
                 expected=str(home),
                 found=str(tensor.device),
-                do=f"{do}; or program.to({str(tensor.device)!r})" if home.type != "meta" else do,
+                do=do,
             )
 
 
