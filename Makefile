@@ -48,7 +48,7 @@ docs: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/layergraph bench kernels $(ARGS)
 
-# Every architecture of transformers, tiny, against eager: hours; goes on where it stopped, --failed checks anew.
+# Every architecture of transformers, tiny, against eager: hours; goes on where it stopped; --again fail checks anew.
 coverage: $(STAMP)
 	$(BIN)/python -m layergraph.testing.coverage_run $(ARGS)
 

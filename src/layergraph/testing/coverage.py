@@ -197,9 +197,10 @@ def _check_taps(
     result: dict[str, Any] = {"keys": [key for key in keys if key not in refused], "refused": refused}
     compared, worst, problems = 0, 0.0, []
     by_hand: dict[str, None] = {}
+    upstream: dict[str, str] = {}
     for given in (inputs, *_other_sizes(model, program, inputs)):
         bare = plain if given is inputs else _eager(model, given, {})
-        expected = recorded(model, given, keys, bare)
+        expected = recorded(model, given, keys, bare, upstream)
         found = _replay(tapped, given)
         expected = _whole(expected, found)
         for name, value in expected.items():
@@ -216,6 +217,8 @@ def _check_taps(
                 problems.append(f"{name} differs by {off:.2g}")
     unused = [" ".join(item) for item in refusals]
     result |= {"compared": compared, "worst": worst, "unused": unused, "by_hand": list(by_hand)}
+    if upstream:
+        result["upstream"] = upstream
     beyond = [key for key in result["keys"] if not any(key in name for name in expected)]
     if beyond:
         result["beyond_eager"] = beyond
@@ -224,7 +227,8 @@ def _check_taps(
     if not compared and by_hand:
         return {"state": "refused", "reason": "", **result}
     if not compared:
-        reason = next(iter(refused.values()), "eager gives nothing for the keys it declares")
+        nothing = "; ".join(f"eager fails with {name}: {why}" for name, why in upstream.items())
+        reason = next(iter(refused.values()), nothing or "eager gives nothing for the keys it declares")
         return {"state": "refused" if refused else "none", "reason": reason, **result}
     return {"state": "pass", "reason": "", **result}
 
@@ -249,14 +253,27 @@ def _whole(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tenso
 
 
 def recorded(
-    model: nn.Module, inputs: Mapping[str, Any], keys: tuple[str, ...], plain: Mapping[str, torch.Tensor]
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    keys: tuple[str, ...],
+    plain: Mapping[str, torch.Tensor],
+    failures: dict[str, str] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """What eager adds to its return value when asked for ``keys``: by argument, else by config."""
+    """What eager adds to its return value when asked for ``keys``: by argument, else by config.
+
+    Where eager itself raises when asked, the reason goes into ``failures``; without it the error is raised.
+    """
     flags = {f"output_{key.removeprefix('output_')}": True for key in keys}
     found: dict[str, torch.Tensor] = {}
     for name in flags:
         # A copy each time: hooks of transformers stay, and count twice where other models collect next time.
-        one = _try_eager(copy.deepcopy(model), inputs, {name: True})
+        try:
+            one = _try_eager(copy.deepcopy(model), inputs, {name: True})
+        except Exception as error:
+            if failures is None:
+                raise
+            failures[name] = short(error)
+            continue
         # Entries of tuples only: asking for router logits also makes a loss of them, which is no tap.
         found.update(
             {key: value for key, value in one.items() if key not in plain and key.rpartition(".")[2].isdigit()}

@@ -27,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("docs/coverage"), help="folder of results and tables")
     parser.add_argument("--timeout", type=int, default=300, help="seconds for one model")
     parser.add_argument("--memory", type=int, default=6, help="GiB for one model")
-    parser.add_argument("--failed", action="store_true", help="check anew what failed before")
+    again = parser.add_argument("--again", action="append", default=[], metavar="STATE")
+    again.help = "check anew what is in this state (fail, untraced); may be given several times"
     parser.add_argument("--tables-only", action="store_true", help="check nothing, write the tables")
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
@@ -36,7 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_all(given, results)
     from layergraph.testing.coverage_tables import write_tables
 
-    write_tables(given.out, list(read_results(given.out / RESULTS).values()))
+    results = read_results(given.out / RESULTS)
+    # Results that were made anew since stand twice until here
+    (given.out / RESULTS).write_text("".join(json.dumps(row) + "\n" for row in results.values()))
+    write_tables(given.out, list(results.values()))
     return 0
 
 
@@ -76,7 +80,7 @@ def check_all(given: argparse.Namespace, done: dict[str, dict[str, Any]]) -> Non
 def _is_open(row: dict[str, Any] | None, given: argparse.Namespace) -> bool:
     if row is None:
         return True
-    return given.failed and "fail" in (row["taps"].get("state"), row["patch_embed"].get("state"))
+    return bool({row["taps"].get("state"), row["patch_embed"].get("state")} & set(given.again))
 
 
 def _in_child(model_type: str, timeout: int, memory_gib: int) -> dict[str, Any]:

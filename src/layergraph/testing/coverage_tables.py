@@ -127,12 +127,14 @@ def _figures(taps: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reason(found: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    text = found.get("reason") or (row["reason"] if found["state"] != "pass" else "")
-    if found.get("beyond_eager"):
-        text += f" eager gives no {', '.join(found['beyond_eager'])} here"
+    notes = [found.get("reason") or (row["reason"] if found["state"] != "pass" else "")]
+    if found.get("upstream") and found.get("compared"):
+        notes.append(f"eager itself fails with {', '.join(found['upstream'])}")
+    elif found.get("beyond_eager"):
+        notes.append(f"eager gives no {', '.join(found['beyond_eager'])} here")
     if found.get("by_hand"):
-        text += f" {', '.join(found['by_hand'])}: made by code between modules, left alone"
-    return _cell(text.strip())
+        notes.append(f"{', '.join(found['by_hand'])}: made by code between modules, left alone")
+    return _cell("; ".join(filter(None, notes)))
 
 
 def _cell(text: str) -> str:
