@@ -257,6 +257,11 @@ def test_provenance_names_maker_and_sources(program: Program) -> None:
             EditError,
             "of another graph",
         ),
+        (
+            lambda edit: edit.call(ATEN.clamp, edit.node("add"), -1, 1, after=edit.node("add")),
+            EditError,
+            r"aten.clamp has several overloads[\s\S]*aten.clamp.default",
+        ),
         (lambda edit: edit.add_output("", edit.node("add")), EditError, "an output has no name"),
         (lambda edit: edit.tensor_of(edit.node("x")), EditError, "not a parameter"),
         (lambda edit: edit.replace_state(edit.node("add"), torch.ones(1)), EditError, "not a parameter"),

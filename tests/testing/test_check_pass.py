@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
 import torch
+from torch import nn
 
 import layergraph as lg
 from layergraph.errors import EditError, InputError, PromiseError, StructureError
@@ -35,6 +37,18 @@ class AddZero(lg.Pass):
     def rewrite(self, site, edit: Edit) -> None:
         node = edit.node(site.nodes[0])
         edit.replace(node, edit.call(ATEN.add.Tensor, node, self.amount, after=node))
+
+
+@register_pass
+@dataclass(frozen=True)
+class Moves(AddZero):
+    """Says that outputs change, and that those before do not tell how."""
+
+    pass_name: ClassVar[str] = "test-moves"
+    promise: ClassVar[str] = "defined"
+
+    def reference(self, outputs):
+        return {}
 
 
 @register_pass
@@ -69,6 +83,29 @@ def test_a_pass_that_keeps_its_word_passes(stack_program: lg.Program) -> None:
     assert checked.removed is True
     assert checked.after.report().as_dict()["passes"][0]["errors"] == {"output": 0.0}
     assert "test-add-zero" in checked.after.explain("add_tensor")
+
+
+def test_a_defined_pass_is_compared_with_a_model_of_its_own() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)).eval()
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for part in (twin[0], twin[2]):
+            part.bias += 0.5
+    inputs = {"input": torch.randn(2, 8)}
+    check_pass(Moves(amount=0.5), model, inputs, n_sites=2, expected=twin)
+    with pytest.raises(PromiseError, match=r"output output of graph forward[\s\S]*what `expected` gives[\s\S]*off"):
+        check_pass(Moves(amount=0.25), model, inputs, expected=twin)
+
+
+def test_a_reference_that_is_missing_is_named() -> None:
+    @register_pass
+    @dataclass(frozen=True)
+    class Silent(AddZero):
+        pass_name: ClassVar[str] = "test-silent"
+        promise: ClassVar[str] = "defined"
+
+    with pytest.raises(PromiseError, match=r"reference\(\)"):
+        check_pass(Silent(amount=1.0), nn.Linear(8, 8).eval(), {"input": torch.randn(2, 8)})
 
 
 def test_the_wrong_count_of_sites_is_caught(stack_program: lg.Program) -> None:

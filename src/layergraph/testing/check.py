@@ -38,7 +38,12 @@ class Checked:
 
 
 def check_pass(
-    item: Pass, model: nn.Module | Program, example_inputs: Any = None, *, n_sites: int | None = None
+    item: Pass,
+    model: nn.Module | Program,
+    example_inputs: Any = None,
+    *,
+    n_sites: int | None = None,
+    expected: nn.Module | None = None,
 ) -> Checked:
     """Run one pass on one model and check all that a pass owes.
 
@@ -46,6 +51,7 @@ def check_pass(
     * ``find`` writes nothing and gives the same findings twice, with ``n_sites`` sites over all graphs, if given;
     * the program it ran on is unchanged; a pass without sites leaves the fingerprint as it was;
     * structure, sizes and the promise hold; two runs give the same graph;
+    * every output is what ``expected`` computes, if given;
     * the result passes ``torch.export.save`` and ``load``, ``run_decompositions``, and ``save`` and ``load`` of ours;
     * original weights come back bit for bit, except those dropped;
     * ``remove`` leads back, unless weights were dropped.
@@ -54,6 +60,9 @@ def check_pass(
         item: the pass, registered with :func:`layergraph.register_pass`.
         model: a module (traced here) or a program.
         example_inputs: see :func:`layergraph.trace`.
+        n_sites: over all graphs; a decoder with a language head has two of them, ``forward`` and ``step``.
+        expected: for *defined* passes, a model that computes by itself what ``model`` computes after the pass. It is
+            traced like ``model`` and compared with it on the same inputs, graph by graph.
 
     Raises:
         LayerGraphError: the first thing that does not hold.
@@ -68,6 +77,8 @@ def check_pass(
     _require(again.fingerprint == after.fingerprint, item, "a second run from its options", "the same graph", "another")
     if not any(found.sites for found in findings.values()):
         _require(after.fingerprint == fingerprint, item, "a run without sites", "an unchanged graph", "another")
+    if expected is not None:
+        _check_expected(item, after, trace(expected, example_inputs))
     _check_torch(item, after)
     _check_weights(item, before, after)
     _check_saved(item, after)
@@ -103,6 +114,22 @@ def _check_find(item: Pass, program: Program, n_sites: int | None) -> dict[str, 
         expected = f"{n_sites} over all graphs"
         _require(sum(counts.values()) == n_sites, item, "the number of sites", expected, found)
     return first
+
+
+def _check_expected(item: Pass, after: Program, twin: Program) -> None:
+    _require(set(after.ir) <= set(twin.ir), item, "the list of graphs", ", ".join(twin.ir), ", ".join(after.ir))
+    for name, unit in after.ir.graphs.items():
+        found = run_examples(unit)
+        if found is None:
+            continue
+        inputs = {key: tensor.clone() for key, tensor in unit.exported.example_inputs[1].items()}
+        with torch.no_grad():
+            wanted = run_graph(twin.ir[name], inputs)
+        for output, value in wanted.items():
+            _require(output in found, item, f"output {output} of graph {name}", "returned", "gone")
+            error, allowed = relative_error(found[output], value), tolerance_of(value.dtype)
+            what = f"output {output} of graph {name}"
+            _require(error <= allowed, item, what, f"what `expected` gives, within {allowed:g}", f"{error:.3g} off")
 
 
 def _check_torch(item: Pass, after: Program) -> None:
