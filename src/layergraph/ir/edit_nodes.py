@@ -147,8 +147,10 @@ class NodeEdit:
         if (before is None) == (after is None):
             raise EditError("say either before= or after=", pass_name=self.made_by, do="give exactly one of them")
         if isinstance(target, torch._ops.OpOverloadPacket):
-            one = ", ".join(f"{target}.{overload}" for overload in target.overloads() if "out" not in overload)
-            raise EditError(f"{target} has several overloads", pass_name=self.made_by, do=f"name one: torch.ops.{one}")
+            named = ", ".join(f"torch.ops.{target}.{name}" for name in target.overloads())
+            raise EditError(
+                f"{target} is an op without its overload", pass_name=self.made_by, do=f"name one of {named}"
+            )
         beside = self._own(before if before is not None else after)
         map_arg((args, kwargs), self._own)
         where = self.graph.inserting_before(beside) if before is not None else self.graph.inserting_after(beside)

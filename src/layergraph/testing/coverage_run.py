@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     results = read_results(given.out / RESULTS)
     # Results that were made anew since stand twice until here
-    (given.out / RESULTS).write_text("".join(json.dumps(row) + "\n" for row in results.values()))
+    whole = given.out / f"{RESULTS}.new"
+    whole.write_text("".join(json.dumps(row) + "\n" for row in results.values()))
+    whole.replace(given.out / RESULTS)
     write_tables(given.out, list(results.values()))
     return 0
 

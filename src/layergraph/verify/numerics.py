@@ -43,9 +43,9 @@ def tolerance_of(dtype: torch.dtype) -> float:
     return TOLERANCES.get(dtype, 0.0)
 
 
-def run_examples(unit: GraphUnit) -> dict[str, torch.Tensor] | None:
-    """Outputs on the example inputs; None where weights or examples have no data."""
-    examples: dict[str, torch.Tensor] = (unit.exported.example_inputs or ((), {}))[1]
+def run_examples(unit: GraphUnit, of: GraphUnit | None = None) -> dict[str, torch.Tensor] | None:
+    """Outputs on the example inputs, or on those ``of`` another graph; None where weights or examples have no data."""
+    examples: dict[str, torch.Tensor] = ((of or unit).exported.example_inputs or ((), {}))[1]
     tensors = [*examples.values(), *unit.exported.state_dict.values()]
     if not examples or any(tensor.device.type == "meta" for tensor in tensors):
         return None
@@ -90,7 +90,7 @@ def check_promise(
 def _broken(promise: str, output: str, expected: str, found: str) -> PromiseError:
     if promise == "defined":
         what = f"output {output!r} is not what the pass's reference() makes of the outputs before"
-        do = "say in reference() what becomes of it; leave out what only a model of its own can tell"
+        do = "leave the pass out and report it; in a pass of your own, let reference() say what becomes of this output"
     else:
         what = f"the pass promises to be {promise}, and output {output!r} says otherwise"
         do = "this is a fault of the pass; leave it out, and report it"
