@@ -31,6 +31,10 @@ class FlipHead(lg.Pass):
 
     pass_name: ClassVar[str] = "flip-head"
 
+    limit: float = 1.0
+    layers: tuple[int, ...] = ()
+    word: str = ""
+
     def find(self, program, graph):
         targets = program[graph].targets
         return lg.Findings(tuple(lg.Site("lm_head", (name,)) for name in targets if targets[name] == "lm_head.weight"))
@@ -143,3 +147,19 @@ def test_verbose_shows_where_a_module_fails(workplace: Path, llama_folder: Path)
     done = subprocess.run([*command, *args], cwd=workplace, capture_output=True, text=True)
     assert done.returncode == 1
     assert "Traceback" in done.stderr and "return {}['key']" in done.stderr
+
+
+def test_options_become_what_their_fields_are(workplace: Path, llama_folder: Path) -> None:
+    own = ["--import", "our_passes"]
+    results = together(
+        workplace,
+        ["optimize", llama_folder, "--pass", "flip-head:limit=abc", *own, "-o", "none"],
+        ["optimize", llama_folder, "--pass", "flip-head:layers=0,x", *own, "-o", "none"],
+        ["optimize", llama_folder, "--pass", "flip-head:limit=2,layers=1,word=3", *own, "-o", "typed"],
+    )
+    assert [code for code, _, _ in results] == [2, 2, 0], results
+    assert "option limit of flip-head is of another type" in results[0][2] and "'abc', str" in results[0][2]
+    assert "option layers" in results[1][2] and "tuple[int, ...]" in results[1][2]
+    assert not (workplace / "none").exists()
+    record = json.loads((workplace / "typed" / "manifest.json").read_text())["history"][0]
+    assert record["options"] == {"limit": 2, "layers": [1], "word": "3"}

@@ -14,15 +14,13 @@ from layergraph.cli.specs import parse_options, parse_pass, parse_tap
 @pytest.mark.parametrize(
     ("text", "options"),
     [
-        ("entries=2,14,-3", {"entries": [2, 14, -3]}),
-        ("entries=2", {"entries": 2}),
-        ("entries=2,-1,dtype=float16", {"entries": [2, -1], "dtype": "float16"}),
-        ("only=true,name=states", {"only": True, "name": "states"}),
-        ("layers=none, at=input", {"layers": None, "at": "input"}),
-        ("reduce=topk,5", {"reduce": ["topk", 5]}),
+        ("entries=2,14,-3", {"entries": ["2", "14", "-3"]}),
+        ("entries=2", {"entries": ["2"]}),
+        ("entries=2,-1,dtype=float16", {"entries": ["2", "-1"], "dtype": ["float16"]}),
+        ("layers=none, at=input", {"layers": ["none"], "at": ["input"]}),
     ],
 )
-def test_options(text: str, options: dict[str, Any]) -> None:
+def test_options(text: str, options: dict[str, list[str]]) -> None:
     assert parse_options(text) == options
 
 
@@ -33,6 +31,8 @@ def test_options(text: str, options: dict[str, Any]) -> None:
         ("hidden_states:entries=0,-1", TapOutputs("hidden_states", entries=[0, -1])),
         ("model.layers.*.mlp:dtype=bfloat16", TapOutputs("model.layers.*.mlp", dtype="bfloat16")),
         ("re:.*mlp:layers=0", TapOutputs("re:.*mlp", layers=0)),
+        ("re:.*mlp:layers=none, at=input", TapOutputs("re:.*mlp", at="input")),
+        ("model.layers.*.mlp:only=true,name=2", TapOutputs("model.layers.*.mlp", only=True, name="2")),
         ("model.layers.0::softmax#0", TapOutputs("model.layers.0::softmax#0")),
         ("model.layers.0::softmax#0:reduce=topk,2", TapOutputs("model.layers.0::softmax#0", reduce=("topk", 2))),
     ],

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
 from torch import nn
 
 import layergraph as lg
-from layergraph.errors import InputTypeError, PassError
+from layergraph.errors import InputError, InputTypeError, NotFoundError, PassError
+from layergraph.passes import make_pass, registry
 
 ATEN = torch.ops.aten
 
@@ -118,3 +120,89 @@ def test_a_verified_pass_after_an_unverified_one_can_be_removed_again() -> None:
     assert back.fingerprint == before.fingerprint
     x = torch.randn(2, 4)
     assert torch.equal(back(x)["output"], copy.deepcopy(model)(x))
+
+
+@dataclass(frozen=True)
+class Typed(lg.Pass):
+    pass_name: ClassVar[str] = "test-typed"
+
+    limit: float = 1.0
+    layers: tuple[int, ...] = ()
+    mode: Literal["soft", "hard"] | None = None
+    words: frozenset[str] = frozenset()
+    exact: bool = False
+    names: Sequence[str] = ()
+    table: Mapping[str, float] | None = None
+    any_of_ours: lg.Site | None = None
+
+    def find(self, program, graph):
+        return lg.Findings()
+
+    def rewrite(self, site, edit):
+        raise AssertionError("it finds nothing")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"limit": "abc"}, r"option limit of test-typed is of another type[\s\S]*float[\s\S]*'abc', str"),
+        ({"limit": True}, "option limit"),
+        ({"layers": (1, 2.0)}, r"option layers[\s\S]*tuple\[int, ...\]"),
+        ({"layers": 2}, "option layers"),
+        ({"mode": "both"}, r"option mode[\s\S]*Literal\['soft', 'hard'\]"),
+        ({"words": [1]}, "option words"),
+        ({"exact": 1}, "option exact"),
+        ({"exact": [{}]}, "option exact"),
+        ({"names": "abc"}, "option names"),
+        ({"table": {"a": "b"}}, "option table"),
+    ],
+)
+def test_options_are_of_the_types_of_their_fields(options, says) -> None:
+    with pytest.raises(InputTypeError, match=says):
+        Typed(**options)
+
+
+def test_options_that_fit_are_taken_and_lists_become_what_the_field_is() -> None:
+    made = Typed(limit=2, layers=[0, 1], mode="hard", words=["b", "a"], any_of_ours=object())
+    assert (made.limit, made.layers, made.words) == (2, (0, 1), frozenset("ab"))
+    again = Typed.from_options(Typed(layers=[1]).options())
+    assert again == Typed(layers=(1,)) and hash(again) == hash(Typed(layers=(1,)))
+
+
+def test_a_name_takes_no_options(program) -> None:
+    for passes in (["fuse-patch-embed:conv2d=True"], ["tap-outputs:what=first"]):
+        with pytest.raises(
+            InputError, match=r"the name of a pass holds options[\s\S]*(FusePatchEmbed|TapOutputs)\(...\)"
+        ):
+            lg.optimize(program, passes)
+
+
+def test_a_program_of_a_pass_that_is_not_imported_names_it(program, tmp_path, monkeypatch) -> None:
+    @dataclass(frozen=True)
+    class Negate(lg.Pass):
+        pass_name: ClassVar[str] = "test-negate"
+        promise: ClassVar[str] = "defined"
+
+        def reference(self, outputs):
+            return {name: -value for name, value in outputs.items()}
+
+        def find(self, program, graph):
+            last = next(node for node in reversed(program[graph].graph.nodes) if node.target is ATEN.linear.default)
+            return lg.Findings((lg.Site("second", (last.name,)),))
+
+        def rewrite(self, site, edit):
+            node = edit.node(site.nodes[0])
+            edit.replace(node, edit.call(ATEN.neg.default, node, after=node))
+
+    monkeypatch.setitem(registry._PASSES, "test-negate", Negate)
+    made = program.apply(Negate(), verify=True).apply(lg.TapOutputs("first"))
+    made.save(tmp_path / "made")
+    x = torch.randn(2, 4)
+    assert torch.equal(made(x)["output"], -program(x))
+    monkeypatch.delitem(registry._PASSES, "test-negate")
+    loaded = lg.load(tmp_path / "made", progress=False)
+    assert torch.equal(loaded(x)["output"], -program(x))
+    assert loaded.remove("test-negate").remove("tap-outputs").fingerprint == program.fingerprint
+    for change in (lambda: loaded.apply("fuse-patch-embed"), lambda: make_pass("test-negate", {})):
+        with pytest.raises(NotFoundError, match=r"the pass 'test-negate' ran on this program and is not known here"):
+            change()

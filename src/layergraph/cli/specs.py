@@ -15,12 +15,12 @@ _SPEC = re.compile(r"(?s)(?P<head>.*?)(?::(?P<options>[a-z_][a-z0-9_]*=.*))?")
 _WORDS = {"true": True, "false": False, "none": None}
 
 
-def parse_options(text: str) -> dict[str, Any]:
-    """``entries=2,14,-3,dtype=float16`` -> ``{"entries": [2, 14, -3], "dtype": "float16"}``.
+def parse_options(text: str) -> dict[str, list[str]]:
+    """``entries=2,14,-3,dtype=float16`` -> ``{"entries": ["2", "14", "-3"], "dtype": ["float16"]}``.
 
-    A piece without ``=`` continues the value before it; one value stays single, several become a list.
+    A piece without ``=`` continues the value before it.
     """
-    options: dict[str, Any] = {}
+    options: dict[str, list[str]] = {}
     key = ""
     for piece in text.split(","):
         name, has_value, value = piece.partition("=")
@@ -28,15 +28,13 @@ def parse_options(text: str) -> dict[str, Any]:
             key = name.strip()
             if key in options:
                 raise click.BadParameter(f"{key} is given twice")
-            options[key] = _value(value)
+            options[key] = [value.strip()]
         else:
-            before = options[key]
-            options[key] = [*(before if isinstance(before, list) else [before]), _value(piece)]
+            options[key].append(piece.strip())
     return options
 
 
 def _value(text: str) -> Any:
-    text = text.strip()
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     for kind in (int, float):
@@ -65,15 +63,16 @@ def parse_tap(text: str) -> Pass:
     if not match["head"].strip():
         raise click.BadParameter("it names nothing to tap; try --tap hidden_states")
     options = parse_options(match["options"]) if match["options"] else {}
-    return _make("tap-outputs", {"what": match["head"].strip(), **options})
+    return _make("tap-outputs", options, what=match["head"].strip())
 
 
-def _make(name: str, options: dict[str, Any]) -> Pass:
+def _make(name: str, options: dict[str, list[str]], **given: Any) -> Pass:
     import dataclasses
 
     from layergraph.cli.main import nearest
     from layergraph.errors import LayerGraphError
     from layergraph.passes import find_pass, pass_names
+    from layergraph.passes.option_types import from_text, option_types
 
     try:
         cls = find_pass(name)
@@ -89,8 +88,11 @@ def _make(name: str, options: dict[str, Any]) -> Pass:
             hint = f" Did you mean {near!r}?" if near else ""
             has = f" It has: {', '.join(known)}." if known else " It has none."
             raise click.BadParameter(f"{name} has no option {key!r}.{hint}{has}")
+    kinds = option_types(cls)
+    for key, texts in options.items():
+        given[key] = from_text([(text, _value(text)) for text in texts], kinds.get(key, Any))
     try:
-        return cls.from_options(options)
+        return cls.from_options(given)
     except LayerGraphError as error:
         raise click.BadParameter(error.message(shell=True)) from None
     except TypeError as error:  # an option without a default is missing

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, get_args
 from layergraph.errors import InputError, InputTypeError
 from layergraph.ir.edit import Edit
 from layergraph.ir.program import Program
+from layergraph.passes.option_types import fits, fitted, option_types, spelled
 
 Promise = Literal["exact", "additive", "defined"]
 
@@ -84,6 +85,9 @@ class Findings:
 class Pass(ABC):
     """A rewrite of graphs. Subclasses are frozen dataclasses whose fields are the pass's options.
 
+    Options are checked against the types of their fields when a pass is made; lists become tuples where the field is
+    one. A subclass with a ``__post_init__`` of its own calls this one's first.
+
     Class attributes:
         pass_name: kebab-case, what ``passes=["..."]`` and the command line call it.
         promise: ``exact`` (same outputs), ``additive`` (same outputs plus new ones), or ``defined`` (changes them as
@@ -102,6 +106,20 @@ class Pass(ABC):
         super().__init_subclass__(**kwargs)
         if cls.promise not in get_args(Promise):
             raise InputError(f"{cls.__name__}.promise is {cls.promise!r}", expected=" or ".join(get_args(Promise)))
+
+    def __post_init__(self) -> None:
+        kinds = option_types(type(self))
+        for item in dataclasses.fields(self):
+            kind = kinds.get(item.name, Any)
+            value = fitted(getattr(self, item.name), kind)
+            if not fits(value, kind):
+                raise InputTypeError(
+                    f"option {item.name} of {self.pass_name or type(self).__name__} is of another type",
+                    expected=spelled(kind),
+                    found=f"{value!r}, {type(value).__name__}"[:80],
+                    do="change that option",
+                )
+            object.__setattr__(self, item.name, value)
 
     def promises(self) -> Promise:
         """The promise with these options; by default the class's."""
@@ -159,8 +177,8 @@ def plain(value: Any) -> Any:
 
 
 def freeze(value: Sequence[Any] | Any) -> Any:
-    """Lists as tuples, so that options loaded from JSON equal those given in code."""
-    return tuple(freeze(item) for item in value) if isinstance(value, (list, tuple)) else value
+    """Lists and ranges as tuples, so that options loaded from JSON equal those given in code."""
+    return tuple(freeze(item) for item in value) if isinstance(value, (list, tuple, range)) else value
 
 
 __all__ = ["Findings", "Pass", "Promise", "Refusal", "Site", "freeze", "plain"]

@@ -10,7 +10,7 @@ from layergraph.ir.edit import Edit
 from layergraph.ir.program import Original, PassRecord, Program
 from layergraph.passes.base import Findings, Pass
 from layergraph.passes.guard import resolved_options, run_find, run_rewrite
-from layergraph.passes.registry import find_pass, make_pass
+from layergraph.passes.registry import find_pass, make_pass, pass_that_ran
 
 Check = Callable[[Program, Program, Pass], Mapping[str, float]]
 """Given the program before and after a pass, and the pass: the largest relative error by output; raises if broken."""
@@ -183,7 +183,7 @@ def _label(item: Pass, program: Program) -> str:
 
 def _check_order(item: Pass, program: Program) -> None:
     for record in program.history:
-        if item.pass_name in find_pass(record.name).after:
+        if item.pass_name in pass_that_ran(record.name).after:
             raise InputError(
                 f"{item.pass_name} must run before {record.name}",
                 pass_name=item.pass_name,

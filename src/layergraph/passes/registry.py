@@ -56,8 +56,15 @@ def find_pass(name: str) -> type[Pass]:
     """The pass of that name.
 
     Raises:
-        NotFoundError: there is none; names the nearest.
+        NotFoundError: there is none; names the nearest. InputError: options stand behind the name.
     """
+    head, has_options, _ = name.partition(":")
+    if has_options and head in _PASSES:
+        raise InputError(
+            "the name of a pass holds options",
+            found=repr(name)[:80],
+            do=f"pass the object, with its options: {_PASSES[head].__name__}(...)",
+        )
     if name not in _PASSES:
         near = difflib.get_close_matches(name, _PASSES, n=1)
         raise NotFoundError(
@@ -69,12 +76,32 @@ def find_pass(name: str) -> type[Pass]:
     return _PASSES[name]
 
 
+def pass_that_ran(name: str) -> type[Pass]:
+    """The pass of that name in a program's history, which may come from another process.
+
+    Raises:
+        NotFoundError: it is not registered here.
+    """
+    if name not in _PASSES:
+        raise NotFoundError(
+            f"the pass {name!r} ran on this program and is not known here",
+            expected=", ".join(_PASSES),
+            do="import the module that registers it",
+            shell="name the module that registers it: --import MODULE",
+        )
+    return _PASSES[name]
+
+
 def make_pass(name: str, options: dict[str, Any]) -> Pass:
-    """A pass from its name and saved options."""
-    return find_pass(name).from_options(dict(options))
+    """A pass of a program's history, from its name and saved options.
+
+    Raises:
+        NotFoundError: it is not registered here.
+    """
+    return pass_that_ran(name).from_options(dict(options))
 
 
 for _cls in (TapOutputs, FusePatchEmbed, WeaveShadow):
     register_pass(_cls)
 
-__all__ = ["find_pass", "make_pass", "pass_names", "register_pass"]
+__all__ = ["find_pass", "make_pass", "pass_names", "pass_that_ran", "register_pass"]
