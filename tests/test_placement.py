@@ -250,3 +250,32 @@ def test_a_config_that_names_no_class_is_refused():
     info = dataclasses.replace(program.ir.model, cls="transformers.models.bert.modeling_bert:Nothing")
     with pytest.raises(NotSupportedError, match="is not there"):
         lg.Program(program.ir.evolve(model=info)).to(torch.float16, progress=False)
+
+
+def test_a_deep_copy_has_weights_and_adapters_of_its_own_and_the_same_ties():
+    program = lg.trace(tiny_model("gpt2", "lm"), progress=False)
+    tapped = program.apply(lg.TapOutputs("hidden_states"))
+    twin = copy.deepcopy(tapped)
+    ids = torch.randint(5, 60, (2, 9))
+    expected = tapped(ids).logits
+    assert copy.copy(tapped) is tapped and twin.fingerprint == tapped.fingerprint
+    assert torch.equal(twin(ids).logits, expected)
+    state = twin.state_dict("graph")
+    assert not {id(tensor) for tensor in state.values()} & {
+        id(tensor) for tensor in tapped.state_dict("graph").values()
+    }
+    assert twin.ir.n_parameters == tapped.ir.n_parameters
+    with torch.no_grad():
+        for tensor in state.values():
+            tensor.zero_()
+    assert torch.equal(tapped(ids).logits, expected) and not twin(ids).logits.any()
+    assert twin.remove("tap-outputs").fingerprint == program.fingerprint
+
+
+def test_a_program_without_data_takes_no_inputs_with_data():
+    with torch.device("meta"):
+        model = tiny_model("llama", "lm")
+    program = lg.trace(model, progress=False)
+    with pytest.raises(InputError, match=r"another device than the program[\s\S]*load_weights"):
+        program(torch.randint(5, 60, (2, 9)))
+    assert program(torch.randint(5, 60, (2, 9)).to("meta")).logits.is_meta

@@ -11,10 +11,11 @@ import torch
 from torch.export import ExportedProgram
 
 from layergraph.adapters import ACTIVE, AdapterMethods, chosen_adapter, preparer
-from layergraph.errors import InputError, InputTypeError
+from layergraph.errors import InputError, InputTypeError, NotSupportedError
 from layergraph.ir import checkpoint, printing
 from layergraph.ir import folder as folders
 from layergraph.ir.execute import run_graph
+from layergraph.ir.placement import copied
 from layergraph.ir.program import Program as GraphProgram
 from layergraph.ir.template import fill_template
 from layergraph.passes import pipeline
@@ -55,6 +56,22 @@ class Program(AdapterMethods):
 
     def __init__(self, graphs: GraphProgram) -> None:
         self.ir = graphs
+
+    # Copying ------------------------------------------------------------------------------------------------------
+
+    def __copy__(self) -> Program:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        """The same graphs over weights and adapters of its own, to train or load into."""
+        return Program(copied(self.ir, memo))
+
+    def __reduce__(self) -> Any:
+        raise NotSupportedError(
+            "a program cannot be pickled",
+            found="pickle, torch.save, or another process",
+            do="save it with program.save(folder), and read that with layergraph.load(folder)",
+        )
 
     # Running ------------------------------------------------------------------------------------------------------
 

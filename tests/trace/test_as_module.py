@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
+
 import pytest
 import torch
 
 import layergraph as lg
+from layergraph.errors import NotSupportedError
 from layergraph.testing.zoo import tiny_model
 from layergraph.trace.inputs import make_example_inputs
 
@@ -49,3 +54,24 @@ def test_a_model_with_a_rewritten_tower_saves_and_loads_checkpoints_as_before(tm
     assert all(torch.equal(tensor, before[name]) for name, tensor in again.state_dict().items())
     model.load_state_dict({name: tensor + 1 for name, tensor in before.items()})
     assert all(torch.equal(tensor, before[name] + 1) for name, tensor in model.state_dict().items())
+
+
+def test_a_model_with_a_rewritten_tower_can_be_copied() -> None:
+    """As EMA, and many trainers, do."""
+    model = tiny_model("qwen2_vl", "vlm")
+    model.model.visual = lg.optimize(model.model.visual, passes=["fuse-patch-embed"], progress=False).as_module()
+    inputs = make_example_inputs(model)
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        twin = copy.deepcopy(model)
+        for parameter in model.parameters():
+            parameter.zero_()
+        assert torch.equal(twin(**inputs).logits, expected)
+
+
+@pytest.mark.parametrize("write", [pickle.dumps, lambda it: torch.save(it, io.BytesIO())])
+def test_what_cannot_be_pickled_says_how_to_save_it(write) -> None:
+    program = lg.trace(torch.nn.Linear(2, 2), torch.randn(3, 2), progress=False)
+    for it in (program, torch.nn.Sequential(program.as_module())):
+        with pytest.raises(NotSupportedError, match=r"cannot be pickled[\s\S]*program.save\(folder\)"):
+            write(it)

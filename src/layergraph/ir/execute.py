@@ -22,6 +22,8 @@ def run_graph(unit: GraphUnit, tensors: Mapping[str, torch.Tensor]) -> dict[str,
             is on another device than the weights.
     """
     exported = unit.exported
+    if next((tensor.is_meta for tensor in exported.state_dict.values()), False):
+        _check_devices(unit, tensors)  # torch's meta kernels take inputs from anywhere, and answer without data
     arguments: list[Any] = []
     inputs = iter(unit.interface.input_names)
     for spec in exported.graph_signature.input_specs:

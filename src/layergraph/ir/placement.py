@@ -1,9 +1,11 @@
-"""A program on another device: state, constants, graphs, adapters, and what it remembers of before its passes."""
+"""A program's tensors elsewhere: on another device, with all that it remembers of before its passes, or copied."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -45,7 +47,7 @@ def on_device(program: Program, device: torch.device) -> Program:
     return program.evolve(
         graphs=_units(program.graphs, device, state),
         original=_original(program.original, device) if program.original is not None else None,
-        shadow=_shadow(program.shadow, device) if program.shadow is not None else None,
+        shadow=_shadow(program.shadow, move) if program.shadow is not None else None,
     )
 
 
@@ -64,14 +66,30 @@ def _original(original: Original, device: torch.device) -> Original:
     return replace(original, load=lambda state: _units(original.load(state), device, state), kept=kept)
 
 
-def _shadow(shadow: Shadow, device: torch.device) -> Shadow:
+def _shadow(shadow: Shadow, move: Callable[[torch.Tensor], torch.Tensor]) -> Shadow:
     adapters = {
-        name: replace(
-            adapter, tensors={key: torch_side.to_device(tensor, device) for key, tensor in adapter.tensors.items()}
-        )
+        name: replace(adapter, tensors={key: move(tensor) for key, tensor in adapter.tensors.items()})
         for name, adapter in shadow.adapters.items()
     }
     return replace(shadow, adapters=adapters)
 
 
-__all__ = ["device_of", "on_device"]
+def copied(program: Program, memo: dict[int, Any]) -> Program:
+    """The program over copies of its weights and adapters, as ``copy.deepcopy`` makes them with ``memo``.
+
+    Graphs, their constants, and weights kept to undo passes stay shared: nothing writes to them.
+    """
+
+    def twin(tensor: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = copy.deepcopy(tensor, memo)
+        return made
+
+    state = {name: twin(tensor) for name, tensor in program.state_dict.items()}
+    graphs = {
+        name: replace(unit, exported=torch_side.with_state(unit.exported, state))
+        for name, unit in program.graphs.items()
+    }
+    return program.evolve(graphs=graphs, shadow=_shadow(program.shadow, twin) if program.shadow is not None else None)
+
+
+__all__ = ["copied", "device_of", "on_device"]
