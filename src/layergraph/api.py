@@ -160,6 +160,7 @@ def _passes_of_config(model: nn.Module | Program) -> list[Pass]:
         raise NotSupportedError(
             "the config asks for per-layer shapes, and the pass for it is not part of this version",
             do="give passes=[...] to run others without it",
+            shell="name the passes to run: --pass, --tap",
         )
     return passes_of(read("fusion_config") or {})
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import layergraph as lg
+from layergraph.testing.zoo import tiny_model
 
 
 class Several(nn.Module):
@@ -144,3 +145,48 @@ def test_flags_of_a_regex_are_saved_with_it(recorded, tmp_path, pattern, flags):
     loaded = lg.load(program.save(tmp_path / "saved", progress=False), progress=False)
     again = recorded.program.apply(lg.TapOutputs.from_options(loaded.ir.history[-1].options))
     assert again.fingerprint == program.fingerprint == loaded.fingerprint
+
+
+def test_an_op_that_is_not_there_is_answered_with_those_that_are(recorded):
+    message = refused(recorded.program, "blocks.1.dense::erf")
+    assert "an op that runs there: linear" in message and "name one of these" in message
+    assert "matches nothing to tap" in refused(recorded.program, "blocks.77::softmax")
+
+
+def test_softmax_under_fused_attention_names_eager():
+    program = lg.trace(tiny_model("llama", "base", attn_implementation="sdpa"), progress=False)
+    message = refused(program, "layers.0.self_attn::softmax#0")
+    assert "scaled_dot_product_attention" in message and "traced with sdpa attention" in message
+    assert 'attn_implementation="eager"' in message
+
+
+def test_an_output_of_the_graph_needs_no_tap():
+    program = lg.trace(tiny_model("llama", "lm"), progress=False)
+    assert "the graph returns logits already" in refused(program, "logits")
+
+
+def test_a_name_that_matches_nothing_is_told_every_form(recorded):
+    message = refused(recorded.program, "nowhere")
+    assert "PATH::softmax#0" in message and "%add_9" in message
+
+
+@pytest.mark.parametrize("dtype", ["int8", torch.int64, torch.bool])
+def test_a_cast_that_would_cut_fractions_off(recorded, dtype):
+    message = refused(recorded.program, "blocks.0.dense", dtype=dtype)
+    assert f"a cast to {str(dtype).removeprefix('torch.')} would cut the values off" in message
+
+
+def test_whole_numbers_may_be_cast_to_others(several):
+    x = torch.randn(3, 4)
+    tapped = several.apply(lg.TapOutputs("pick", dtype=torch.int32))
+    assert torch.equal(tapped(x)["pick"], x.argmax(-1).to(torch.int32))
+
+
+def test_sizes_in_messages_have_their_names():
+    program = lg.trace(tiny_model("llama", "base"), progress=False)
+    assert "f32[batch,sequence,64]" in refused(program, "layers.0", reduce=("topk", 65))
+
+
+def test_a_range_selects(recorded):
+    options = {"layers": range(2)}
+    assert lg.TapOutputs("hidden_states", **options) == lg.TapOutputs("hidden_states", layers=(0, 1))

@@ -69,6 +69,7 @@ def _not_a_table(where: str | None, found: str) -> FormatError:
         expected=f'{{"kind": "{KIND}", "rows": [[dtype, patch length, features, ratio], ...]}}',
         found=found,
         do='make one with layergraph bench, or use conv2d="auto"',
+        shell="make one with layergraph bench conv2d, or use conv2d=auto",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -12,20 +11,25 @@ import torch
 from layergraph.errors import InputError, NotFoundError, OutOfRangeError
 from layergraph.ir.edit import Edit
 from layergraph.ir.layers import ModuleCall, module_path
+from layergraph.ir.printing import size_names
 from layergraph.ir.program import GraphUnit, Program
 from layergraph.ir.spare import SpareNode
 from layergraph.ir.template import is_occupied, reserved_names
 from layergraph.passes.base import Findings, Pass, Promise, Refusal, Site, freeze
+from layergraph.passes.tap_faults import no_such_op, nothing_matches, nothing_recorded, refuse, refuse_between
 from layergraph.passes.tap_options import check_options, is_of_nodes, plain_what, what_as_data
 from layergraph.passes.tap_reduce import check_reduction, reduced
 from layergraph.passes.tap_registry import record, registry_keys
 from layergraph.passes.tap_targets import find_calls, find_ops
-from layergraph.passes.tap_values import Entry, Recorded, call_output, revive, spare_nodes
+from layergraph.passes.tap_values import Recorded, call_output, revive, spare_nodes
 
 
 @dataclass(frozen=True)
 class _Target:
-    """One value to return: what it is, flat output name, place in the return value, how to have it back."""
+    """One value to return: what it is, flat output name, place in the return value, how to have it back.
+
+    The last one of ``only=True`` names all outputs that stay.
+    """
 
     value: str
     name: str
@@ -33,6 +37,7 @@ class _Target:
     length: int
     path: str
     spare: tuple[SpareNode, ...] = ()
+    keep_only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,25 +139,26 @@ class TapOutputs(Pass):
                 refusals.append(Refusal(target.path, "R3", "an output of a new name", found))
                 continue
             if target.value in unit.nodes:
-                check_reduction(unit.nodes[target.value], target.path, self.reduce)
+                check_reduction(unit.nodes[target.value], target.path, self.reduce, self.dtype, size_names(unit))
             target = replace(target, spare=spare_nodes(unit.layers, target.value))
             nodes = () if target.spare else (target.value,)
             detail = f"returned as {target.name}" + (", which nothing else needs" if target.spare else "")
             sites.append(Site(target.path, nodes, detail, target))
         if self.only and sites:
-            sites.append(Site("(outputs)", (), "everything but taps goes", tuple(site.data.name for site in sites)))
+            last, names = sites[-1], tuple(site.data.name for site in sites)
+            detail = f"{last.detail}; everything but taps goes"
+            sites[-1] = replace(last, detail=detail, data=replace(last.data, keep_only=names))
         return Findings(tuple(sites), tuple(refusals))
 
     def rewrite(self, site: Site, edit: Edit) -> None:
-        if isinstance(site.data, tuple):
-            _keep_only(site.data, edit)
-            return
         target: _Target = site.data
         tapped = revive(target.spare, edit) if target.spare else edit.node(target.value)
         for suffix, node in reduced(tapped, self.reduce, self.dtype, edit):
             if target.name + suffix not in edit.output_names:
                 place = (target.name + suffix,) if suffix else target.place
                 edit.add_output(target.name + suffix, node, place, target.length)
+        if target.keep_only:
+            _keep_only(target.keep_only, edit)
 
     # Choosing -----------------------------------------------------------------------------------------------------
 
@@ -160,7 +166,7 @@ class TapOutputs(Pass):
         self._refuse_unread("a key of the model", ("index", None), ("name", None))
         tuples = record(unit, program.model, self.what)
         if not any(item.key == self.what and item.entries for item in tuples):
-            _explain_nothing(self.what, tuples, program, unit)
+            raise nothing_recorded(self.what, tuples, program, unit)
         for item in tuples:
             count = len(item.entries)
             if item.n_none:
@@ -172,7 +178,7 @@ class TapOutputs(Pass):
                 if self.at == "input":
                     value = entry.given
                 if value is None:
-                    refusals.append(_refuse_between(entry) if entry.is_between else _refuse(entry.path, is_none=False))
+                    refusals.append(refuse_between(entry) if entry.is_between else refuse(entry.path, is_none=False))
                     continue
                 name = ".".join([*item.field, str(position)])
                 yield _Target(value, name, (*item.field, position), count, entry.path)
@@ -229,16 +235,22 @@ class TapOutputs(Pass):
             yield from _node_targets([_node_named(unit, what.removeprefix("%"))])
         elif isinstance(what, str) and "::" in what:
             nodes = find_ops(unit, what)
-            yield from _node_targets(nodes or _nothing(what, program, unit))
+            if not nodes:
+                raise no_such_op(what, program, unit)
+            yield from _node_targets(nodes)
         elif callable(what) and not isinstance(what, type):
             nodes = [node for node in unit.graph.nodes if node.op == "call_function" and _is_chosen(what, node)]
-            yield from _node_targets(nodes or _nothing("the predicate", program, unit))
+            if not nodes:
+                raise nothing_matches("the predicate", program, unit)
+            yield from _node_targets(nodes)
         else:
-            calls = find_calls(unit.layers, what) or _nothing(what, program, unit)
+            calls = find_calls(unit.layers, what)
+            if not calls:
+                raise nothing_matches(what, program, unit)
             for call in calls:
                 node, is_none = _call_value(unit, call, self.at, self.index)
                 if node is None:
-                    refusals.append(_refuse(call.path, is_none))
+                    refusals.append(refuse(call.path, is_none))
                     continue
                 name = call.path + (f"#{call.occurrence}" if call.occurrence else "")
                 yield call.path, name + (".input" if self.at == "input" else ""), node
@@ -262,50 +274,6 @@ def _indices(selection: Any, count: int, option: str) -> list[int]:
             )
         chosen.add(index % count)
     return sorted(chosen)
-
-
-def _explain_nothing(key: str, tuples: list[Recorded], program: Program, unit: GraphUnit) -> None:
-    if any(name.startswith(f"{key}.") for name in unit.interface.outputs):
-        raise InputError(
-            f"the graph returns {key} already", pass_name="tap-outputs", do=f"read .{key} of what the program returns"
-        )
-    if any(item.key == key and item.n_none for item in tuples) or unit.layers.returned.get(key) == {}:
-        attention = program.model.attention if program.model.attention != "eager" else None
-        raise InputError(
-            f"no {key} to tap: the recorded modules return None there",
-            pass_name="tap-outputs",
-            expected="attention weights" if "attention" in key else "tensors",
-            found=f"traced with {attention} attention, which does not compute weights" if attention else "None",
-            do='load the model with attn_implementation="eager" and trace again'
-            if attention
-            else "tap a module path instead; program.print() shows them",
-        )
-    raise NotFoundError(
-        f"the model records {key!r}, but no module of the traced graph matches",
-        pass_name="tap-outputs",
-        do="tap a module path instead; program.print() shows them",
-    )
-
-
-def _nothing(what: Any, program: Program, unit: GraphUnit) -> list[Any]:
-    text = getattr(what, "pattern", getattr(what, "__qualname__", what))
-    known = registry_keys(program.model, unit.layers)
-    if text in known:  # in a list; alone it is a tuple with entries of its own
-        raise NotFoundError(
-            f"{text!r} is a key of the model, which a list does not take",
-            pass_name="tap-outputs",
-            expected="module paths, globs, regexes, classes, ops or nodes",
-            do=f"tap it by itself, with one more TapOutputs({text!r})",
-        )
-    near = difflib.get_close_matches(str(text), [*known, *unit.layers.by_path], n=3, cutoff=0.5)
-    keys = ", ".join(known) or "none"
-    raise NotFoundError(
-        f"{text!r} matches nothing to tap",
-        pass_name="tap-outputs",
-        expected=f"a key the model records ({keys}), a module path, glob, regex or class",
-        found=f"nearest: {', '.join(near)}" if near else None,
-        do="program.print() shows the module paths",
-    )
 
 
 def _check_name(name: str, unit: GraphUnit) -> None:
@@ -335,7 +303,12 @@ def _is_chosen(predicate: Callable[[torch.fx.Node], Any], node: torch.fx.Node) -
 
 def _node_named(unit: GraphUnit, name: str) -> torch.fx.Node:
     if name not in unit.nodes:
-        raise NotFoundError(f"no node %{name}", pass_name="tap-outputs", do="program.print() shows the nodes")
+        raise NotFoundError(
+            f"no node %{name}",
+            pass_name="tap-outputs",
+            do="program.print() shows the nodes",
+            shell="layergraph dump shows the nodes",
+        )
     return unit.nodes[name]
 
 
@@ -352,18 +325,6 @@ def _node_targets(nodes: list[torch.fx.Node]) -> Iterator[tuple[str, str, str]]:
                 do="choose the getitem nodes behind it" if isinstance(value, (tuple, list)) else "choose other nodes",
             )
         yield module_path(node), f"%{node.name}", node.name
-
-
-def _refuse(path: str, is_none: bool) -> Refusal:
-    if is_none:
-        return Refusal(path, "R1", "a tensor", "None")
-    return Refusal(
-        path, "R2", "a value that plain ops compute", "one that nothing used, and that needs more than those"
-    )
-
-
-def _refuse_between(entry: Entry) -> Refusal:
-    return Refusal(entry.path, "R2", "a value that a module takes or gives", "one that code between modules makes")
 
 
 def _call_value(unit: GraphUnit, call: ModuleCall, at: str, index: int | None) -> tuple[str | None, bool]:

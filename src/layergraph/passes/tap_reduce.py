@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from layergraph.errors import InputError
 from layergraph.ir.edit import Edit
+from layergraph.ir.printing import value_text
 
 ATEN = torch.ops.aten
 
 
-def check_reduction(node: torch.fx.Node, path: str, reduce: Any) -> None:
-    """Refuse a reduction that the value does not have.
+def check_reduction(
+    node: torch.fx.Node, path: str, reduce: Any, dtype: str | None = None, names: Mapping[str, str] | None = None
+) -> None:
+    """Refuse a reduction or cast that the value does not have.
+
+    Args:
+        names: what to call sizes that may vary, see :func:`layergraph.ir.printing.size_names`.
 
     Raises:
         InputError: says which sizes or dtype it takes.
@@ -23,7 +29,7 @@ def check_reduction(node: torch.fx.Node, path: str, reduce: Any) -> None:
     value = node.meta["val"]
 
     def fail(what: str, expected: str) -> None:
-        found = f"{str(value.dtype).removeprefix('torch.')}{[str(size) for size in value.shape]}".replace("'", "")
+        found = value_text(value, names or {})
         raise InputError(
             what,
             pass_name="tap-outputs",
@@ -34,6 +40,8 @@ def check_reduction(node: torch.fx.Node, path: str, reduce: Any) -> None:
             do="choose other values, or another reduction",
         )
 
+    if dtype is not None and not _keeps_kind(value.dtype, getattr(torch, dtype)):
+        fail(f"a cast to {dtype} would cut the values off", "a dtype that holds fractions")
     if reduce is None:
         return
     if reduce in ("last", "mean") and value.dim() < 2:
@@ -47,9 +55,15 @@ def check_reduction(node: torch.fx.Node, path: str, reduce: Any) -> None:
         fail(f"topk of {reduce[1]} takes more features than there are", f"{reduce[1]} or more features")
 
 
+def _keeps_kind(old: torch.dtype, new: torch.dtype) -> bool:
+    """Whether a cast keeps fractions and imaginary parts, where the value may have them."""
+    holds = new.is_floating_point or new.is_complex
+    return (holds or not (old.is_floating_point or old.is_complex)) and (new.is_complex or not old.is_complex)
+
+
 def reduced(node: torch.fx.Node, reduce: Any, dtype: str | None, edit: Edit) -> Iterator[tuple[str, torch.fx.Node]]:
     """The value as asked for, reduced, then cast: what to append to its name, and the node."""
-    check_reduction(node, "", reduce)  # a value that nothing else needs is known only now
+    check_reduction(node, "", reduce, dtype)  # a value that nothing else needs is known only now
     # Tokens are the dimension before features: 1 in [B, S, D], 0 in [N, D].
     tokens = node.meta["val"].dim() - 2
     results = [("", node)]

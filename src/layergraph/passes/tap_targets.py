@@ -40,9 +40,7 @@ def find_ops(unit: GraphUnit, what: str) -> list[torch.fx.Node]:
     found = [
         node
         for node in unit.graph.nodes
-        if node.op == "call_function"
-        and short_op(node.target) == op
-        and any(pattern.fullmatch(prefix) for prefix in _prefixes(module_path(node)))
+        if node.op == "call_function" and short_op(node.target) == op and _is_within(node, pattern)
     ]
     if not has_number or not found:
         return found
@@ -56,10 +54,25 @@ def find_ops(unit: GraphUnit, what: str) -> list[torch.fx.Node]:
         ) from None
 
 
+def ops_within(unit: GraphUnit, scope: str) -> list[str]:
+    """Names of the ops that run in modules of that path or glob, in graph order, without sizes and picks of tuples."""
+    pattern = path_pattern(scope) if scope else re.compile("")
+    ops = [
+        short_op(node.target)
+        for node in unit.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload) and _is_within(node, pattern)
+    ]
+    return list(dict.fromkeys(ops))
+
+
+def _is_within(node: torch.fx.Node, pattern: re.Pattern[str]) -> bool:
+    return any(pattern.fullmatch(prefix) for prefix in _prefixes(module_path(node)))
+
+
 def _prefixes(path: str) -> Iterator[str]:
     parts = path.split(".") if path else []
     for length in range(len(parts) + 1):
         yield ".".join(parts[:length])
 
 
-__all__ = ["find_calls", "find_ops"]
+__all__ = ["find_calls", "find_ops", "ops_within"]

@@ -113,6 +113,7 @@ class WeaveShadow(Pass):
                 pass_name=self.pass_name,
                 found=", ".join(program.shadow.adapters),
                 do="add_adapter() adds another adapter; remove('weave-shadow') takes the shadow out",
+                shell="start from a folder without a shadow",
             )
         sites = [Site(_PREFIX, (), f"seeded by {len(plan.backbones[graph].nodes)} nodes, {_seed(plan)}", "seed")]
         for number, path in enumerate(plan.blocks):

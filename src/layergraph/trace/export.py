@@ -31,6 +31,7 @@ from layergraph.trace.flatten import (
     forward_arguments,
     plain_defaults,
 )
+from layergraph.trace.hf_inputs import NEEDS_PYTHON
 from layergraph.trace.isolate import isolate
 from layergraph.trace.marks import Recorder, qualified
 from layergraph.trace.peft_model import is_peft_model, unwrap_adapters
@@ -82,6 +83,7 @@ def trace(
             raise InputError(
                 f"{type(model).__name__} is not a Hugging Face model, so its inputs are not known",
                 do="pass example_inputs={'x': tensor, ...}",
+                shell=NEEDS_PYTHON,
             )
         prologue = hf.prologue(twin, arguments) if hf is not None else None
         prepared = prologue(dict(arguments)) if prologue is not None else arguments
