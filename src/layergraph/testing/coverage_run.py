@@ -72,7 +72,8 @@ def check_all(given: argparse.Namespace, done: dict[str, dict[str, Any]]) -> Non
     for number, model_type in enumerate(wanted, 1):
         row = _in_child(model_type, given.timeout, given.memory)
         with open(given.out / RESULTS, "a") as file:
-            file.write(json.dumps(row) + "\n")
+            # Ends a line that a kill cut off
+            file.write("\n" * (number == 1) + json.dumps(row) + "\n")
         states = f"taps {row['taps'].get('state', '?'):9} patch-embed {row['patch_embed'].get('state', '?'):9}"
         reason = row["taps"].get("reason") or row["reason"]
         elapsed = time.monotonic() - started
