@@ -39,7 +39,7 @@ from layergraph.trace.cached_kinds import adapted, counts_columns, refuse_kinds
 from layergraph.trace.cached_layers import traced_cache
 from layergraph.trace.cached_masks import visible, write_positions
 from layergraph.trace.cached_probe import geometry_of, insists_on_cache, kind_of, layer_types, probe
-from layergraph.trace.hf_inputs import longest_chunk
+from layergraph.trace.hf_request import longest_chunk
 
 # Sizes at trace time: no two equal, none that torch would fix.
 _BATCH, _TOKENS, _SLOTS, _KEPT = 2, 5, 24, 3

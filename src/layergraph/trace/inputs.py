@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from layergraph.errors import InputError, TraceError
-from layergraph.trace.hf_inputs import NEEDS_PYTHON, RECIPES, Request
+from layergraph.trace.hf_inputs import RECIPES
+from layergraph.trace.hf_request import NEEDS_PYTHON, Request
 
 # Labels of dimensions, by input name, where the input has that rank.
 _TEXT = {2: {0: "batch", 1: "sequence"}, 3: {0: "batch", 1: "sequence"}}
@@ -34,6 +35,18 @@ _DIMS: dict[str, dict[int, dict[int, str]]] = {
     "image_grid_thw": {2: {0: "images"}},
     "input_values": {2: {0: "batch", 1: "length"}, 3: {0: "batch"}},
     "input_features": {3: {0: "batch", 1: "length"}},
+    "input_features_mask": {2: {0: "batch", 1: "length"}},
+    "spectrogram": {3: {0: "batch", 1: "length"}},
+    "bbox": _TEXT,
+    "visual_feats": {3: {0: "batch"}},
+    "visual_pos": {3: {0: "batch"}},
+    "pixel_attention_mask": {2: {0: "batch"}},
+    "flattened_patches": {3: {0: "batch"}},
+    "past_values": {2: {0: "batch"}, 3: {0: "batch"}},
+    "past_values_padding": {2: {0: "batch"}},
+    "freq": {2: {0: "batch"}},
+    "hidden_states": {3: {0: "batch", 1: "sequence"}},
+    "inputs": {3: {0: "batch", 1: "sequence"}},
 }
 # Inputs of packed towers, the ones that a prologue derives included.
 PACKED_DIMS: dict[str, str] = {
@@ -118,6 +131,11 @@ def _make(model: nn.Module, sizes: Mapping[str, int], seed: int) -> dict[str, An
         if made is not None:
             break
     else:
+        if type(model).forward is nn.Module.forward:
+            raise TraceError(
+                f"{type(model).__name__} has no forward of its own",
+                do="trace one of its parts: --submodule PATH, or model.get_submodule(PATH)",
+            )
         raise _unknown(model, "no recipe fits what its forward takes")
     missing = [name for name in request.required() if name not in made]
     if missing:
