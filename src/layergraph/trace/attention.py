@@ -169,12 +169,13 @@ def _bind(forward: Any, masks: _Masks) -> Any:
         value: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         *,
-        cu_seq_lens_q: torch.Tensor,
+        cu_seq_lens_q: torch.Tensor | None = None,
         scaling: float | None = None,
         dropout: float = 0.0,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        mask = masks.get(cu_seq_lens_q, query.shape[2])
+        # Towers that take a batch of equal images or one packed sequence (radio) have no boundaries for the batch.
+        mask = attention_mask if cu_seq_lens_q is None else masks.get(cu_seq_lens_q, query.shape[2])
         return forward(module, query, key, value, mask, scaling=scaling, dropout=dropout)
 
     return attention
@@ -185,7 +186,7 @@ def _sdpa_forward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor,
+    mask: torch.Tensor | None,
     *,
     scaling: float | None,
     dropout: float,
@@ -201,15 +202,16 @@ def _eager_forward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor,
+    mask: torch.Tensor | None,
     *,
     scaling: float | None,
     dropout: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As :func:`_sdpa_forward`, by the model's own eager function, with the weights (1, heads, tokens, tokens)."""
     eager = sys.modules[type(module).__module__].eager_attention_forward
-    additive = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
-    return eager(module, query, key, value, additive, scaling=scaling, dropout=dropout)
+    if mask is not None and mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
+    return eager(module, query, key, value, mask, scaling=scaling, dropout=dropout)
 
 
 _FORWARDS = {"sdpa": _sdpa_forward, "eager": _eager_forward}

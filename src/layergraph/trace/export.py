@@ -91,7 +91,7 @@ def trace(
         if not flat.tensors:
             raise InputError("example_inputs hold no tensor", do="pass the tensors that forward takes")
         if example_inputs is not None:
-            _try_eager(model, arguments)
+            _try_eager(model, arguments, hf)
         labels = size_labels(twin, flat, prepared, dynamic, hf)
         shapes = {
             name: dict.fromkeys(labels.get(name, range(tensor.dim()) if dynamic is True else ()), Dim.AUTO)
@@ -183,7 +183,7 @@ def _cached_unit(twin: nn.Module, plan: Any, hf: Any) -> GraphUnit:
     return GraphUnit(exported, interface, layers, cache=plan.geometry)
 
 
-def _try_eager(model: nn.Module, arguments: Mapping[str, Any]) -> None:
+def _try_eager(model: nn.Module, arguments: Mapping[str, Any], hf: Any) -> None:
     """Run a copy of the model once on example inputs of the caller's: fake tensors miss wrong dtypes, eager does not.
 
     Raises:
@@ -195,7 +195,10 @@ def _try_eager(model: nn.Module, arguments: Mapping[str, Any]) -> None:
     copies = pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, dict(arguments))
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            isolate(model)(**copies)
+            twin = isolate(model)
+            if hf is not None:
+                hf.set_flags(twin)  # as it is traced: some models fail with the cache that they make by default
+            twin(**copies)
     except LayerGraphError:
         raise
     except Exception as error:

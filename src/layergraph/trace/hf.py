@@ -43,15 +43,19 @@ def context(model: nn.Module) -> AbstractContextManager[Any]:
     return _with_flags(model)
 
 
-@contextmanager
-def _with_flags(model: nn.Module) -> Iterator[None]:
+def set_flags(model: nn.Module) -> None:
+    """Set the own configs of a private copy to what a graph is: uncached, and returning its output class."""
     for module in model.modules():
         config = getattr(module, "config", None)
         if config is not None:
-            # The copy's own configs: an uncached graph that returns its output class.
             for flag, value in (("use_cache", False), ("return_dict", True)):
                 if getattr(config, flag, value) != value:
                     setattr(config, flag, value)
+
+
+@contextmanager
+def _with_flags(model: nn.Module) -> Iterator[None]:
+    set_flags(model)
     with hf_trace_context(model):
         yield
 
@@ -116,4 +120,5 @@ __all__ = [
     "prologue",
     "refuse_fixed",
     "returned",
+    "set_flags",
 ]
