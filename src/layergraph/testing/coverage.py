@@ -26,10 +26,11 @@ from layergraph.passes.fuse_patch_embed import FusePatchEmbed
 from layergraph.passes.tap_outputs import TapOutputs
 from layergraph.passes.tap_registry import registry_keys
 from layergraph.program import Program
+from layergraph.testing.coverage_inputs import example_inputs, is_special
 from layergraph.testing.zoo import build_model, modeling_module, tiny_config
 from layergraph.testing.zoo_families import FAMILIES
 from layergraph.trace.flatten import flatten_output
-from layergraph.trace.inputs import batch_like, dynamic_dims, make_example_inputs
+from layergraph.trace.inputs import batch_like, dynamic_dims
 from layergraph.verify.numerics import relative_error
 
 # fp32 in another order of summation: experts and packed attention are traced as other code than eager runs.
@@ -116,7 +117,7 @@ def _unlisted(model_type: str) -> str:
 def _check_model(row: Row, model: nn.Module) -> bool:
     """Whether the model could be traced whole; then the row says how taps and fusion went."""
     try:
-        inputs = make_example_inputs(model)
+        inputs = example_inputs(model)
         row.stage = "eager"
         plain = _eager(model, inputs, {})
         row.stage = "trace"
@@ -314,6 +315,8 @@ def _copied(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _other_sizes(model: nn.Module, program: Program, inputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The same inputs at one other size, where the model has sizes that vary."""
+    if is_special(model):
+        return
     labels = {label for dims in dynamic_dims(model, dict(inputs)).values() for label in dims.values()}
     sizes = {"batch": 3, "sequence": 11, "decoder_sequence": 6, "images": 3}
     asked = {label: sizes[label] for label in labels if label in sizes}

@@ -56,7 +56,9 @@ def text_and_image(request: Request) -> dict[str, Any] | None:
 
 def text(request: Request) -> dict[str, Any] | None:
     """Decoders, text encoders, encoder-decoders."""
-    if "input_ids" not in request.accepts or getattr(request.model, "main_input_name", "input_ids") != "input_ids":
+    main = getattr(request.model, "main_input_name", "input_ids")
+    # Text models inside others inherit the name of an input that they do not take
+    if "input_ids" not in request.accepts or (main != "input_ids" and main in request.accepts):
         return None
     return text_inputs(request)
 
