@@ -71,7 +71,7 @@ def _feature_width(request: Request) -> int | None:
     width: int | None = request.get("feature_projection_input_dim", "input_feat_per_channel")
     if width is None and (stacked := request.get("num_stacked_frames")):
         width = stacked * request.get("num_mel_bins")
-    encoder = request.get("encoder_config", "audio_config")
+    encoder = request.get("encoder_config", "audio_config", "asr_config")
     return width or (request.get("num_mel_bins", config=encoder) if encoder is not None else None)
 
 
