@@ -108,7 +108,9 @@ def dynamic_dims(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, dict[
         if not isinstance(value, torch.Tensor):
             continue
         if packed and name in PACKED_DIMS:
-            dims = {0: PACKED_DIMS[name]}
+            dims = {_packed_dim(value): PACKED_DIMS[name]}
+        elif name == "pixel_values" and "image_grid_thw" in inputs:
+            dims = {_packed_dim(value): "patches"}
         else:
             dims = dict(_DIMS.get(name, {}).get(value.dim(), {}))
         fixed = Request(model, {}, 0).fixed_labels()
@@ -116,6 +118,11 @@ def dynamic_dims(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, dict[
         if dims:
             found[name] = dims
     return found
+
+
+def _packed_dim(value: torch.Tensor) -> int:
+    """Where the patches are counted: some towers take them as small images, and some of these in one row."""
+    return 1 if value.dim() == 5 else 0
 
 
 def _make(model: nn.Module, sizes: Mapping[str, int], seed: int) -> dict[str, Any]:
