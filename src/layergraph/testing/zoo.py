@@ -109,9 +109,7 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
                 continue
             done.add(id(parameter))
             noise = torch.randn(parameter.shape, generator=generator)
-            # Factors with axes of one for broadcasting (Snake's alpha) are vectors too: near 0 they would blow up
-            is_factor = parameter.numel() == max(parameter.shape, default=1) and bool((parameter == 1).all())
-            if parameter.dim() < 2 or is_factor:
+            if parameter.dim() < 2:
                 parameter.add_(0.2 * noise.to(parameter.dtype))
             else:
                 # Convolutions sum over all but the first axis; stacked experts and linears over one of two.

@@ -49,10 +49,11 @@ def find(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
         )
     merge_size = _attribute(model, "spatial_merge_size")
     if merge_size is None:
+        merge_size = _literal_merge(model)
+    if merge_size is None:
         merge_size = getattr(getattr(model, "config", None), "spatial_merge_size", None)
     params: dict[str, Any] = {
         "derive": derive,
-        # PaddleOCR-VL has no attribute and passes a literal 1: it merges in its projector
         "spatial_merge_size": None if merge_size is None and "merge_sizes" in inputs else int(merge_size or 1),
         # Attributes by 5.24; until then what the model's forward says in so many words.
         "merge_temporal": bool(getattr(model, "merge_temporal", False)) or _says(model, "merge_temporal"),
@@ -261,8 +262,12 @@ def _names_used(model: nn.Module) -> set[str]:
 
 
 def _forward(model: nn.Module) -> ast.AST | None:
+    return _parsed(inspect.unwrap(type(model).forward))
+
+
+def _parsed(function: Any) -> ast.AST | None:
     try:
-        return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(type(model).forward))))
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError, TypeError):
         return None
 
@@ -280,6 +285,23 @@ def _says(model: nn.Module, keyword: str) -> bool:
     return any(
         item.arg == keyword and isinstance(item.value, ast.Constant) and item.value.value is True for item in given
     )
+
+
+def _literal_merge(model: nn.Module) -> int | None:
+    """The merge size that code hands to a helper as a number: PaddleOCR-VL's 1, which merges in its projector.
+
+    Its config speaks of the projector's.
+    """
+    for method in _methods(model):
+        tree = _parsed(method) if not _HELPERS.keys().isdisjoint(method.__code__.co_names) else None
+        for call in _helper_calls(tree) if tree is not None else ():
+            given = [item.value for item in call.keywords if item.arg == "spatial_merge_size"]
+            if isinstance(call.func, ast.Name) and call.func.id == "get_vision_position_ids":
+                given += call.args[1:2]
+            for value in given:
+                if isinstance(value, ast.Constant) and isinstance(value.value, int):
+                    return value.value
+    return None
 
 
 def _reads_grid(model: nn.Module) -> bool:
