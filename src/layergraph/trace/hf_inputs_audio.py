@@ -51,7 +51,7 @@ def _features(request: Request, mels: int | None) -> dict[str, Any] | None:
     elif mels and (window := request.get("n_window")) is not None:
         # Encoded in windows, here two of them
         length, made = 4 * window, {"input_features": request.normal(batch, mels, 4 * window)}
-    elif width := _feature_width(request) or mels:
+    elif width := _stacked_width(request) or mels or _feature_width(request):
         length = request.size("length", 48)
         made = {"input_features": request.normal(batch, length, width)}
     else:
@@ -66,11 +66,15 @@ def _is_mask_needed(request: Request) -> bool:
     return "input_features_mask" in request.accepts and request.get("max_source_positions") is not None
 
 
+def _stacked_width(request: Request) -> int | None:
+    """Features of several neighbouring frames side by side."""
+    stacked, mels = request.get("num_stacked_frames"), request.get("num_mel_bins")
+    return stacked * mels if stacked and mels else None
+
+
 def _feature_width(request: Request) -> int | None:
     """Features of a frame where they are not plainly the config's mel bins."""
     width: int | None = request.get("feature_projection_input_dim", "input_feat_per_channel")
-    if width is None and (stacked := request.get("num_stacked_frames")):
-        width = stacked * request.get("num_mel_bins")
     encoder = request.get("encoder_config", "audio_config", "asr_config")
     return width or (request.get("num_mel_bins", config=encoder) if encoder is not None else None)
 
