@@ -31,7 +31,7 @@ from layergraph.trace.flatten import (
     forward_arguments,
     plain_defaults,
 )
-from layergraph.trace.hf_inputs import NEEDS_PYTHON
+from layergraph.trace.hf_request import NEEDS_PYTHON
 from layergraph.trace.isolate import isolate
 from layergraph.trace.marks import Recorder, qualified
 from layergraph.trace.peft_model import is_peft_model, unwrap_adapters
