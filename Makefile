@@ -49,8 +49,12 @@ bench: $(STAMP)
 	$(BIN)/layergraph bench kernels $(ARGS)
 
 # Every architecture of transformers, tiny, against eager: hours; goes on where it stopped; --again fail checks anew.
+# In an environment of its own: with timm and torchvision there, transformers takes other ways in tests as well.
+COVERAGE := .venv-coverage
 coverage: $(STAMP)
-	$(BIN)/python -m layergraph.testing.coverage_run $(ARGS)
+	test -x $(COVERAGE)/bin/python || $(PYTHON) -m venv $(COVERAGE)
+	$(COVERAGE)/bin/python -m pip install --disable-pip-version-check -q -e '.[dev,coverage]' -c constraints.txt
+	OMP_NUM_THREADS=1 $(COVERAGE)/bin/python -m layergraph.testing.coverage_run $(ARGS)
 
 install: $(STAMP)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -163,6 +164,33 @@ def test_each_call_of_a_module_is_known_apart() -> None:
     assert list(out) == ["output", "block", "block#1", "block#2"]
     assert torch.equal(out["block"], model.block(x))
     assert torch.equal(out["block#2"].relu(), out.output)
+
+
+class Split(NamedTuple):
+    low: torch.Tensor
+    high: torch.Tensor
+
+
+class Splitting(nn.Module):
+    def forward(self, x: torch.Tensor) -> Split:
+        return Split(x[:, :2], x[:, 2:])
+
+
+def test_a_module_inside_may_return_a_named_tuple() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.split = Splitting()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            halves = self.split(x)
+            return halves.low - halves.high
+
+    program = lg.trace(Outer(), torch.randn(3, 4), progress=False)
+    x = torch.randn(5, 4)
+    assert torch.equal(program(x), x[:, :2] - x[:, 2:])
+    (call,) = [call for call in program.ir.forward.layers.calls if call.path == "split"]
+    assert [key for key, _ in call.outputs] == ["0", "1"]
 
 
 class Changing(nn.Module):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import inspect
 import re
 import traceback
@@ -26,15 +25,15 @@ from layergraph.passes.fuse_patch_embed import FusePatchEmbed
 from layergraph.passes.tap_outputs import TapOutputs
 from layergraph.passes.tap_registry import registry_keys
 from layergraph.program import Program
+from layergraph.testing.coverage_configs import Sizes, build_sized, list_sizes
 from layergraph.testing.coverage_inputs import example_inputs, is_special
-from layergraph.testing.zoo import build_model, modeling_module, tiny_config
-from layergraph.testing.zoo_families import FAMILIES
 from layergraph.trace.flatten import flatten_output
 from layergraph.trace.inputs import batch_like, dynamic_dims
 from layergraph.verify.numerics import relative_error
 
 # fp32 in another order of summation: experts and packed attention are traced as other code than eager runs.
 TOLERANCE = 1e-5
+_STAGES = ("config", "inputs", "eager", "trace", "done")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -45,27 +44,42 @@ class Row:
     Attributes:
         taps, patch_embed: ``{"state": ..., "reason": ...}`` and figures; states are ``pass``, ``parts``, ``fail``,
             ``refused``, ``none`` (nothing there to do) and ``untraced``.
-        stage: how far it came: ``config``, ``build``, ``inputs``, ``eager``, ``trace``, ``done``.
+        stage: how far it came: ``config``, ``inputs``, ``eager``, ``trace``, ``done``.
+        sizes: of the model, see :func:`layergraph.testing.coverage_configs.list_sizes`.
     """
 
     model_type: str
     cls: str = ""
     stage: str = "config"
     reason: str = ""
+    sizes: str = "tiny"
     taps: dict[str, Any] = field(default_factory=dict)
     patch_embed: dict[str, Any] = field(default_factory=dict)
 
 
 def check_model_type(model_type: str) -> Row:
-    """Build, trace and rewrite the tiny model of one type; never raises."""
-    row = Row(model_type)
-    try:
-        for name, model in _models(model_type):
-            row.cls, row.stage, row.reason = name, "inputs", ""
-            if _check_model(row, model):
-                break
-            _check_parts(row, model)
+    """Build, trace and rewrite a small model of one type; never raises.
+
+    Where a model does not build, or eager fails, in one kind of sizes, the next is tried.
+    """
+    best = Row(model_type)
+    for number, sizes in enumerate(list_sizes()):
+        row = _check_sizes(model_type, sizes)
+        if number == 0 or _rank(row) > _rank(best):
+            best = row
+        found_fault = "fail" in (row.taps["state"], row.patch_embed["state"])
+        if found_fault or row.stage not in ("config", "eager"):
             break
+    return best
+
+
+def _check_sizes(model_type: str, sizes: Sizes) -> Row:
+    row = Row(model_type, sizes=sizes.name)
+    try:
+        model = build_sized(model_type, sizes)
+        row.cls, row.stage = type(model).__name__, "inputs"
+        if not _check_model(row, model):
+            _check_parts(row, model)
     except Exception as error:
         row.reason = short(error)
     if row.stage != "done":
@@ -74,44 +88,10 @@ def check_model_type(model_type: str) -> Row:
     return row
 
 
-def _models(model_type: str) -> Iterator[tuple[str, nn.Module]]:
-    family = FAMILIES.get(model_type)
-    for recipe in list(family.kinds.values())[:1] if family is not None else _recipes(model_type):
-        model = build_model(tiny_config(model_type), recipe, attn_implementation="eager")
-        yield type(model).__name__, model
-
-
-def _recipes(model_type: str) -> list[str]:
-    """The plain model if there is one, else the first head that transformers lists."""
-    from transformers.models.auto import modeling_auto
-
-    names = [n for n in dir(modeling_auto) if n.startswith("MODEL_") and n.endswith("_MAPPING_NAMES")]
-    tables = {name: getattr(modeling_auto, name) for name in names}
-    order = ["MODEL_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", *sorted(tables)]
-    for name in order:
-        entry = tables.get(name, {}).get(model_type)
-        if entry is not None:
-            return [entry if isinstance(entry, str) else entry[0]]
-    return [_unlisted(model_type)]
-
-
-def _unlisted(model_type: str) -> str:
-    """A model class that no table lists (parts of composite models): the one made for this config, plain ones first."""
-    from transformers import CONFIG_MAPPING, PreTrainedModel
-
-    config = CONFIG_MAPPING[model_type]
-    module = importlib.import_module(modeling_module(config))
-    found = [
-        name
-        for name, cls in vars(module).items()
-        if isinstance(cls, type)
-        and issubclass(cls, PreTrainedModel)
-        and getattr(cls, "config_class", None) is config
-        and not name.endswith("PreTrainedModel")
-    ]
-    if not found:
-        raise LookupError("transformers has no model class for this config")
-    return min(found, key=lambda name: ("For" in name, not name.endswith("Model"), len(name)))
+def _rank(row: Row) -> tuple[int, ...]:
+    """Faults above all, whole models above parts, then what came further."""
+    states = (row.taps["state"], row.patch_embed["state"])
+    return "fail" in states, row.stage == "done", "parts" in states, _STAGES.index(row.stage)
 
 
 def _check_model(row: Row, model: nn.Module) -> bool:

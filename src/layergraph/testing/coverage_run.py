@@ -31,6 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     again.help = "check anew what is in this state (fail, untraced); may be given several times"
     parser.add_argument("--tables-only", action="store_true", help="check nothing, write the tables")
     given = parser.parse_args(arguments)
+    from transformers import CONFIG_MAPPING
+
+    if unknown := [name for name in given.model_types if name not in CONFIG_MAPPING]:
+        parser.error(f"transformers has no model type {', '.join(unknown)}")
     given.out.mkdir(parents=True, exist_ok=True)
     results = read_results(given.out / RESULTS)
     if not given.tables_only:
@@ -38,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from layergraph.testing.coverage_tables import write_tables
 
     results = read_results(given.out / RESULTS)
-    # Results that were made anew since stand twice until here
+    # Results that were made anew since stand twice until here, and those of other versions of transformers remain
+    results = {name: row for name, row in results.items() if name in CONFIG_MAPPING}
     whole = given.out / f"{RESULTS}.new"
     whole.write_text("".join(json.dumps(row) + "\n" for row in results.values()))
     whole.replace(given.out / RESULTS)
@@ -65,7 +70,9 @@ def check_all(given: argparse.Namespace, done: dict[str, dict[str, Any]]) -> Non
     from transformers import CONFIG_MAPPING
 
     from layergraph.testing import coverage  # noqa: F401  imported once here, inherited by every child
+    from layergraph.testing.coverage_configs import let_torchvision_load
 
+    let_torchvision_load()
     torch.set_num_threads(1)
     wanted = given.model_types or [name for name in sorted(CONFIG_MAPPING.keys()) if _is_open(done.get(name), given)]
     started = time.monotonic()
@@ -116,6 +123,7 @@ def _in_child(model_type: str, timeout: int, memory_gib: int) -> dict[str, Any]:
         "cls": "",
         "stage": "limit",
         "reason": reason,
+        "sizes": "",
         "taps": empty,
         "patch_embed": dict(empty),
     }

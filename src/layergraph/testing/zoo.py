@@ -81,17 +81,22 @@ def build_model(
             modeling module; ``"ClassName:vision_config"`` builds it from that part of the config.
         seed, dtype, attn_implementation: as for :func:`tiny_model`.
     """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = empty_model(config, recipe, attn_implementation)
+        randomise(model, seed)
+    return model.to(dtype).eval()
+
+
+def empty_model(config: Any, recipe: str, attn_implementation: str | None = None) -> nn.Module:
+    """As :func:`build_model`, with the weights as the constructor leaves them."""
     name, _, part = recipe.partition(":")
     for step in part.split(".") if part else ():
         config = getattr(config, step)
     if attn_implementation is not None:
         config._attn_implementation = attn_implementation
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        cls = _model_class(name, config)
-        model = cls.from_config(config) if hasattr(cls, "from_config") else cls(config)
-        randomise(model, seed)
-    return model.to(dtype).eval()
+    cls = _model_class(name, config)
+    return cls.from_config(config) if hasattr(cls, "from_config") else cls(config)
 
 
 @torch.no_grad()
@@ -150,6 +155,7 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 __all__ = [
     "build_model",
+    "empty_model",
     "list_kinds",
     "list_model_types",
     "modeling_module",

@@ -89,6 +89,7 @@ class Recorder:
             call.returns, output = "mapping", dict(output)
         elif isinstance(output, (tuple, list)):
             call.returns = "tuple" if isinstance(output, tuple) else "list"
+            output = list(output)  # a named tuple's entries have positions as well, and names only as keys
         call.outputs = self._mark(output, skip=0)
         if isinstance(output, (tuple, list)):
             # Entries that hold no tensor (sizes, empty tuples) keep their place: recorders count from either end.
