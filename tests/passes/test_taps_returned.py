@@ -7,16 +7,20 @@ import inspect
 import pytest
 import torch
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 import layergraph as lg
 from layergraph.testing.coverage import check_model_type
+from layergraph.testing.coverage_overrides import OVERRIDES
 from layergraph.testing.zoo import build_model, tiny_config
 from layergraph.trace.flatten import flatten_output
 from layergraph.trace.inputs import make_example_inputs
 
 
 def _program(model_type: str, recipe: str, attention: str = "eager"):
-    model = build_model(tiny_config(model_type), recipe, attn_implementation=attention)
+    config = tiny_config(model_type, **OVERRIDES.get(model_type, {}))
+    model = build_model(config, recipe, attn_implementation=attention)
     inputs = make_example_inputs(model)
     return model, inputs, lg.trace(model, inputs, cached=False, progress=False)
 
@@ -33,6 +37,7 @@ def _eager(model: nn.Module, inputs, **flags):
     [
         ("groupvit", "GroupViTModel"),  # stages collected by hand inside a nested output; groupings nothing else uses
         ("maskformer", "MaskFormerModel"),  # feature maps, and one tuple of all the others in a row
+        ("mask2former", "Mask2FormerModel"),  # a field that is called after no key
         ("sam3", "Sam3Model"),  # vision_, encoder_ and decoder_ fields named in code; sizes read on the host
         ("seamless_m4t_v2", "SeamlessM4Tv2Model"),  # text_decoder's tuple is decoder_hidden_states
         ("t5gemma2", "T5Gemma2Model"),  # an encoder without a table of its own
@@ -119,3 +124,47 @@ def test_r2_what_code_between_modules_makes_is_left_alone_by_name():
     left = {refusal[0] for refusal in tapped.ir.history[-1].refusals if refusal[1] == "R2"}
     assert left == {name for name in asked if name.startswith("reshaped_hidden_states.")}
     assert all(torch.equal(found[name], value) for name, value in asked.items() if name not in left)
+
+
+class Stages(nn.Module):
+    """Feature maps of the stages that ``chosen`` names, in a list, as timm's networks give them."""
+
+    def __init__(self, chosen: tuple[int, ...]) -> None:
+        super().__init__()
+        self.stages, self.chosen = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)), chosen
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        maps = []
+        for stage in self.stages:
+            x = stage(x).tanh()
+            maps.append(x)
+        return [maps[index] for index in self.chosen]
+
+
+class Backbone(PreTrainedModel):
+    config_class = PreTrainedConfig
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        self.net = Stages((2,))
+        self.post_init()
+
+    def forward(self, x: torch.Tensor, output_hidden_states: bool | None = None) -> BaseModelOutput:
+        hidden = None
+        if output_hidden_states:
+            self.net.chosen = (0, 1, 2)
+            hidden = tuple(self.net(x))
+            self.net.chosen = (2,)
+        return BaseModelOutput(last_hidden_state=hidden[-1] if hidden else self.net(x)[0], hidden_states=hidden)
+
+
+def test_a_list_that_a_flag_makes_longer_is_not_taken_for_the_same() -> None:
+    model, x = Backbone(PreTrainedConfig()).eval(), torch.randn(2, 8)
+    tapped = lg.trace(model, {"x": x}, progress=False).apply(lg.TapOutputs("hidden_states"))
+    with torch.no_grad():
+        expected = model(x, output_hidden_states=True).hidden_states
+    found = tapped(x).hidden_states
+    for place, value in enumerate(found):
+        assert value is None or torch.equal(value, expected[place]), place
+    refused = {refusal[0] for refusal in tapped.ir.history[-1].refusals}
+    assert len(refused) == sum(value is None for value in found)

@@ -58,12 +58,15 @@ def find_returned(
         if plain is None:
             return {}
         asked, seen = _run(model, arguments, keys)
-        runs = [(asked, seen)] if asked is not None else [_run(model, arguments, (key,)) for key in keys]
+        runs = [(keys, asked, seen)]
+        if asked is None or any(_key_of(name, keys) is None and name not in plain for name in asked):
+            # One flag at a time tells which of them fills a field that is called otherwise.
+            runs = [([key], *_run(model, arguments, (key,))) for key in keys]
     found: Returned = {key: {} for key in by_hand}
-    for tensors, seen in runs:
+    for flags, tensors, seen in runs:
         for name in tensors or ():
             field, position = _place(name)
-            key = max((key for key in keys if field.rpartition(".")[2].endswith(key)), key=len, default=None)
+            key = _key_of(name, keys) or (flags[0] if len(flags) == 1 else None)
             if position and key is not None and name not in plain:
                 entries = found.setdefault(key, {}).get(field, ())
                 entries += ((),) * (position[0] + 1 - len(entries))
@@ -72,6 +75,12 @@ def find_returned(
                     entries = (*entries[: position[0]], sources, *entries[position[0] + 1 :])
                 found[key][field] = entries
     return found
+
+
+def _key_of(name: str, keys: Sequence[str]) -> str | None:
+    """The key that a flat output name's field is called after: ``decoder_hidden_states.3``."""
+    field = _place(name)[0].rpartition(".")[2]
+    return max((key for key in keys if field.endswith(key)), key=len, default=None)
 
 
 def _flags_by_hand(model: nn.Module) -> list[str]:
@@ -128,8 +137,14 @@ class _Identities(Recorder):
 
 
 def _is_at_same_place(traced: ModuleCall, key: str, keys: list[str]) -> bool:
-    """Whether ``key`` means the same in the trace: a flag may have put another value into the middle of a tuple."""
-    return key in ("", "0") or traced.returns == "mapping" or [name for name, _ in traced.outputs] == keys
+    """Whether ``key`` means the same in the trace.
+
+    A flag may have put another value into the middle of a tuple, and other values at all into a list: feature maps of
+    the stages that were asked for (timm).
+    """
+    if key == "" or traced.returns == "mapping" or [name for name, _ in traced.outputs] == keys:
+        return True
+    return key == "0" and traced.returns != "list"
 
 
 def _run(

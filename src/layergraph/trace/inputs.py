@@ -141,7 +141,8 @@ def _make(model: nn.Module, sizes: Mapping[str, int], seed: int) -> dict[str, An
         if type(model).forward is nn.Module.forward:
             raise TraceError(
                 f"{type(model).__name__} has no forward of its own",
-                do="trace one of its parts: --submodule PATH, or model.get_submodule(PATH)",
+                do="trace one of its parts: model.get_submodule(path)",
+                shell="take one of its parts: --submodule PATH",
             )
         raise _unknown(model, "no recipe fits what its forward takes")
     missing = [name for name in request.required() if name not in made]
