@@ -8,6 +8,7 @@ import torch
 
 from layergraph.adapters import preparer
 from layergraph.errors import InputError, InputTypeError
+from layergraph.ir.exported import one_at_a_time
 from layergraph.ir.placement import device_of, on_device
 from layergraph.ir.program import Program
 from layergraph.passes import pipeline
@@ -19,6 +20,7 @@ from layergraph.verification import checker
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+@one_at_a_time
 def place(
     program: Program, *targets: Any, device: Any = None, dtype: Any = None, progress: Progress | None = None
 ) -> Program:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -21,6 +23,25 @@ from torch.utils import _pytree as pytree
 
 from layergraph.errors import EditError
 from layergraph.ir.interface import GraphInput
+
+# torch's tracing state is one for a process, and graphs of one trace share a fake tensor mode and a shape environment,
+# through which even a size is turned into text. Whatever traces, edits, reads or writes graphs holds this; replaying
+# one does not.
+graph_lock = threading.RLock()
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def one_at_a_time(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """``function``, holding :data:`graph_lock`."""
+
+    @functools.wraps(function)
+    def held(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with graph_lock:
+            return function(*args, **kwargs)
+
+    return held
+
 
 no_grad: Callable[[], AbstractContextManager[Any]] = torch.no_grad
 # As in tracing: without it some ops (baddbmm that broadcasts) find only kernels that want concrete sizes.
@@ -290,10 +311,12 @@ __all__ = [
     "fake_mode_of",
     "fresh_size",
     "graph_input",
+    "graph_lock",
     "hint",
     "no_grad",
     "no_new_guards",
     "on_device",
+    "one_at_a_time",
     "op_name",
     "same_value",
     "shape_of",

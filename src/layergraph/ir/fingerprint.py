@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from layergraph.ir.exported import one_at_a_time
+
 _SYMBOL = re.compile(r"\b([suz]\d+)\b")
 
 
+@one_at_a_time
 def graph_text(exported: ExportedProgram) -> str:
     """Canonical text of graph and signature, one line a node, nodes and symbols numbered in order of appearance."""
     symbols: dict[str, str] = {}

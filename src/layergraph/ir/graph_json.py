@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,10 +15,8 @@ from layergraph.errors import FormatError
 from layergraph.ir import exported as torch_side
 from layergraph.ir.graph_check import check_graph
 
-# torch keeps the reader at work in a global, and refuses a second one: threads that load take turns.
-_LOCK = threading.Lock()
 
-
+@torch_side.one_at_a_time
 def dump_graph(exported: ExportedProgram) -> bytes:
     """Graph, signature, sizes and call specs as JSON. Weights, constants and example inputs are left out."""
     # Before torch 2.13 serialize cannot leave them out and pickles all there is. Its verifier asks for names and kinds.
@@ -54,7 +51,7 @@ def load_graph(
         example_inputs=((), dict(examples)) if examples else b"",
     )
     try:
-        with _LOCK:
+        with torch_side.graph_lock:  # torch keeps the reader at work in a global, and refuses a second one
             exported = serde.deserialize(artifact)
     except Exception as error:
         raise FormatError(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from layergraph.errors import NotFoundError
+from layergraph.ir.exported import one_at_a_time
 from layergraph.ir.layers import module_path
 from layergraph.ir.program import GraphUnit, Program
 
@@ -152,6 +153,7 @@ def short_op(target: Any) -> str:
     return getattr(target, "__name__", str(target))
 
 
+@one_at_a_time
 def listing(program: Program, graph: str = "forward") -> str:
     """The whole graph by layer, equal layers folded."""
     unit = program[graph]
@@ -194,6 +196,7 @@ def _heading(printer: Printer, section: Section, same: list[str]) -> str:
     return head + (f"   same text: {' '.join(path.rpartition('.')[2] for path in same)}" if same else "")
 
 
+@one_at_a_time
 def diff(before: Program, after: Program, graph: str = "forward", context: int = 1) -> str:
     """What changed, by layer: removed lines with ``-``, added ones with ``+``; equal changes folded."""
     old, new = _named_sections(before[graph]), _named_sections(after[graph])
@@ -239,6 +242,7 @@ def _named_sections(unit: GraphUnit) -> dict[str, list[str]]:
     return sections
 
 
+@one_at_a_time
 def window(unit: GraphUnit, node: torch.fx.Node, n_lines: int = 10) -> str:
     """A few lines of graph around a node, the node marked."""
     printer = Printer(unit)
@@ -253,6 +257,7 @@ def window(unit: GraphUnit, node: torch.fx.Node, n_lines: int = 10) -> str:
     return "\n".join(lines)
 
 
+@one_at_a_time
 def explain(program: Program, what: str, graph: str = "forward") -> str:
     """Where a node or a weight comes from, or what a module is made of."""
     unit = program[graph]

@@ -7,6 +7,7 @@ from typing import Any
 
 from layergraph.errors import InputError, InputTypeError, LayerGraphError, NotFoundError, RefusedError
 from layergraph.ir.edit import Edit
+from layergraph.ir.exported import one_at_a_time
 from layergraph.ir.program import Original, PassRecord, Program
 from layergraph.passes.base import Findings, Pass
 from layergraph.passes.guard import resolved_options, run_find, run_rewrite
@@ -45,6 +46,7 @@ def resolve(passes: Sequence[Any]) -> list[Pass]:
     return resolved
 
 
+@one_at_a_time
 def run(
     program: Program,
     passes: Sequence[Pass],
@@ -206,6 +208,7 @@ def _refuse(found: Mapping[str, Findings], label: str) -> None:
         raise RefusedError(f"{label} found nothing to do", pass_name=label, do="drop the pass, or strict=False")
 
 
+@one_at_a_time
 def remove(program: Program, what: Pass | str, **options: Any) -> Program:
     """The program without one of its passes, given the object, its label, or its name (the last of it).
 

@@ -69,11 +69,12 @@ def build_sized(model_type: str, sizes: Sizes) -> nn.Module:
 
 
 def find_recipe(model_type: str) -> str:
-    """The zoo's first kind, the plain model if there is one, or the first head that transformers lists."""
+    """The zoo's first kind where that is a whole model, the plain model, or the first head that transformers lists."""
     from transformers.models.auto import modeling_auto
 
-    if model_type in FAMILIES:
-        return next(iter(FAMILIES[model_type].kinds.values()))
+    family = FAMILIES.get(model_type)
+    if family is not None and ":" not in (recipe := next(iter(family.kinds.values()))):
+        return recipe
     if model_type in _RECIPES:
         return _RECIPES[model_type]
     names = [n for n in dir(modeling_auto) if n.startswith("MODEL_") and n.endswith("_MAPPING_NAMES")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -38,8 +37,6 @@ from layergraph.trace.peft_model import is_peft_model, unwrap_adapters
 from layergraph.trace.sizes import size_labels
 
 Progress = Callable[[str], None]
-# Exports share torch's tracing state; two at once in one process would meet there.
-_LOCK = threading.Lock()
 
 
 def trace(
@@ -71,7 +68,7 @@ def trace(
     say = progress or (lambda text: None)
     if is_peft_model(model):
         model = unwrap_adapters(model)
-    with _LOCK:
+    with torch_side.graph_lock:
         say(f"copying the modules of {type(model).__name__}")
         twin = isolate(model, training=training)
         hf = _hugging_face(twin)
@@ -164,7 +161,7 @@ def trace_cached(module: nn.Module, *, half: str, embeddings: str, width: int) -
     """
     from layergraph.trace import hf
 
-    with _LOCK:
+    with torch_side.graph_lock:
         twin = isolate(module)
         return _cached_unit(twin, hf.plan_cached(twin, half=half, embeddings=embeddings, width=width), hf)
 
