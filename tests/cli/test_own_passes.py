@@ -35,6 +35,11 @@ class FlipHead(lg.Pass):
     layers: tuple[int, ...] = ()
     word: str = ""
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.limit < 0:
+            raise ValueError("a negative limit")
+
     def find(self, program, graph):
         targets = program[graph].targets
         return lg.Findings(tuple(lg.Site("lm_head", (name,)) for name in targets if targets[name] == "lm_head.weight"))
@@ -156,10 +161,15 @@ def test_options_become_what_their_fields_are(workplace: Path, llama_folder: Pat
         ["optimize", llama_folder, "--pass", "flip-head:limit=abc", *own, "-o", "none"],
         ["optimize", llama_folder, "--pass", "flip-head:layers=0,x", *own, "-o", "none"],
         ["optimize", llama_folder, "--pass", "flip-head:limit=2,layers=1,word=3", *own, "-o", "typed"],
+        ["optimize", llama_folder, "--pass", "flip-head:limit=-1", *own, "-o", "none"],
+        ["optimize", llama_folder, "--pass", "flip-head:limit", *own, "-o", "none"],
+        ["optimize", llama_folder, "--pass", "flip-head:layers=", *own, "-o", "empty"],
     )
-    assert [code for code, _, _ in results] == [2, 2, 0], results
+    assert [code for code, _, _ in results] == [2, 2, 0, 2, 2, 0], results
+    assert "flip-head: a negative limit" in results[3][2]
+    assert "option 'limit' of flip-head has no value; write flip-head:limit=VALUE" in results[4][2]
     assert "option limit of flip-head is of another type" in results[0][2] and "'abc', str" in results[0][2]
     assert "option layers" in results[1][2] and "tuple[int, ...]" in results[1][2]
     assert not (workplace / "none").exists()
     record = json.loads((workplace / "typed" / "manifest.json").read_text())["history"][0]
-    assert record["options"] == {"limit": 2, "layers": [1], "word": "3"}
+    assert record["options"] == {"limit": 2.0, "layers": [1], "word": "3"}

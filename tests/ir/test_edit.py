@@ -345,3 +345,23 @@ def test_multiple_results_are_taken_apart(program: Program) -> None:
     x = torch.randn(2, 3, 8)
     with torch.no_grad():
         assert run_graph(after.forward, {"x": x})["values"].shape == (2, 3, 2)
+
+
+@pytest.mark.parametrize("how", ["replace", "enter"])
+def test_a_chain_of_inserted_nodes_goes_on_using_what_it_replaces(program: Program, how: str) -> None:
+    edit = Edit(program, "forward", made_by="test")
+    call = program.forward.layers.by_path["blocks.1"][0]
+    given = edit.node(call.first_input)
+    first = edit.call(ATEN.div.Tensor, given, 0.5, after=given)
+    last = edit.call(ATEN.mul.Tensor, edit.call(ATEN.round.default, first, after=first), 0.5, after=first.next)
+    if how == "replace":
+        edit.replace(given, last)
+    else:
+        edit.enter("blocks.1", given, last)
+    after = edit.finish()
+    check_structure(after)
+    nodes = after.forward.nodes
+    assert nodes[first.name].args[0] is nodes[given.name]
+    assert after.forward.layers.by_path["blocks.1"][0].first_input == last.name
+    x = torch.randn(2, 3, 8)
+    assert not torch.equal(run_graph(after.forward, {"x": x})["output"], run_graph(program.forward, {"x": x})["output"])

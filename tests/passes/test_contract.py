@@ -96,7 +96,7 @@ def test_an_error_of_ours_in_rewrite_says_at_which_site(program) -> None:
         program.apply(Faulty("rewrite asks for nothing"))
 
 
-@pytest.mark.parametrize("option", [torch.nn.Linear, torch.ones(1), {1: object()}, lambda x: x])
+@pytest.mark.parametrize("option", [torch.nn.Linear, torch.ones(1), {1: object()}, lambda x: x, float("nan")])
 def test_options_that_cannot_be_saved_are_refused_before_anything_runs(program, option) -> None:
     with pytest.raises(InputTypeError, match=r"option 'how' of Faulty is no plain data[\s\S]*pass test-faulty"):
         program.apply(Faulty(option))
@@ -153,6 +153,7 @@ class Typed(lg.Pass):
         ({"words": [1]}, "option words"),
         ({"exact": 1}, "option exact"),
         ({"exact": [{}]}, "option exact"),
+        ({"limit": 10**400}, "option limit"),
         ({"names": "abc"}, "option names"),
         ({"table": {"a": "b"}}, "option table"),
     ],
@@ -165,6 +166,7 @@ def test_options_are_of_the_types_of_their_fields(options, says) -> None:
 def test_options_that_fit_are_taken_and_lists_become_what_the_field_is() -> None:
     made = Typed(limit=2, layers=[0, 1], mode="hard", words=["b", "a"], any_of_ours=object())
     assert (made.limit, made.layers, made.words) == (2, (0, 1), frozenset("ab"))
+    assert type(made.limit) is float  # or the graph would say div(x, 2) where it says div(x, 2.0) for an equal pass
     again = Typed.from_options(Typed(layers=[1]).options())
     assert again == Typed(layers=(1,)) and hash(again) == hash(Typed(layers=(1,)))
 
@@ -206,3 +208,38 @@ def test_a_program_of_a_pass_that_is_not_imported_names_it(program, tmp_path, mo
     for change in (lambda: loaded.apply("fuse-patch-embed"), lambda: make_pass("test-negate", {})):
         with pytest.raises(NotFoundError, match=r"the pass 'test-negate' ran on this program and is not known here"):
             change()
+
+
+def test_what_stands_on_dropped_weights_can_be_removed_from_above_them(program, monkeypatch) -> None:
+    """Removing a pass needs no weights that another one, which stays, has dropped."""
+    monkeypatch.setitem(registry._PASSES, "test-rounded", Rounded)
+    cut = program.apply(lg.TapOutputs("first", only=True))
+    assert "second.weight" not in cut.state_dict()
+    both = cut.apply(Rounded())
+    x = torch.randn(2, 4)
+    assert not torch.equal(both(x)["first"], cut(x)["first"])
+    back = both.remove("test-rounded")
+    assert back.fingerprint == cut.fingerprint and torch.equal(back(x)["first"], cut(x)["first"])
+    with pytest.raises(InputError, match="a pass dropped weights that it needs"):
+        back.remove("tap-outputs")
+    with pytest.raises(InputError, match="a pass dropped weights that it needs"):
+        both.remove("tap-outputs")
+
+
+@dataclass(frozen=True)
+class Rounded(lg.Pass):
+    """What enters ``first`` on a grid."""
+
+    pass_name: ClassVar[str] = "test-rounded"
+    promise: ClassVar[str] = "defined"
+
+    def reference(self, outputs):
+        return {}
+
+    def find(self, program, graph):
+        call = program[graph].layers.by_path["first"][0]
+        return lg.Findings((lg.Site("first", (call.first_input,)),))
+
+    def rewrite(self, site, edit):
+        given = edit.node(site.nodes[0])
+        edit.enter("first", given, edit.call(ATEN.round.default, given, after=given))

@@ -74,6 +74,9 @@ def _make(name: str, options: dict[str, list[str]], **given: Any) -> Pass:
     from layergraph.passes import find_pass, pass_names
     from layergraph.passes.option_types import from_text, option_types
 
+    head, has_option, key = name.partition(":")
+    if has_option and head in pass_names():
+        raise click.BadParameter(f"option {key!r} of {head} has no value; write {head}:{key or 'KEY'}=VALUE")
     try:
         cls = find_pass(name)
     except LayerGraphError:
@@ -95,7 +98,7 @@ def _make(name: str, options: dict[str, list[str]], **given: Any) -> Pass:
         return cls.from_options(given)
     except LayerGraphError as error:
         raise click.BadParameter(error.message(shell=True)) from None
-    except TypeError as error:  # an option without a default is missing
+    except (TypeError, ValueError) as error:  # an option without a default is missing, or one that the pass refuses
         raise click.BadParameter(f"{name}: {error}") from None
 
 

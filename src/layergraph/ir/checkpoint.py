@@ -84,7 +84,8 @@ def _over(unit: GraphUnit, state: dict[str, torch.Tensor]) -> GraphUnit:
         raise InputError(
             "a buffer that no checkpoint holds has no data: it was made on the meta device, or moved there",
             path=lost[0],
-            do="build the model on the CPU, or register that buffer as persistent; or take the program before to()",
+            do="build the model on the CPU, or under accelerate.init_empty_weights(), which leaves buffers with data; "
+            "or take the program before to()",
         )
     values = [node.meta.get("val") for node in exported.graph.nodes]
     if any(isinstance(value, torch.Tensor) and value.is_meta for value in values):

@@ -187,11 +187,14 @@ class NodeEdit:
             self.refresh(user)
 
     def replace(self, old: torch.fx.Node, new: torch.fx.Node, *, except_in: Sequence[torch.fx.Node] = ()) -> None:
-        """Let every user of ``old`` use ``new``; outputs and module boundaries follow."""
+        """Let every user of ``old`` use ``new``; outputs and module boundaries follow.
+
+        What this edit inserted for ``new`` to be computed from ``old`` goes on using ``old``, and so do ``except_in``.
+        """
         old, new = self._own(old), self._own(new)
         if old is new:
             return
-        keep = set(except_in) | {new}
+        keep = {*except_in, *self._chain(new)}
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in keep)
         self._outputs = [
             dataclasses.replace(spec, arg=TensorArgument(new.name)) if spec.arg.name == old.name else spec
@@ -206,12 +209,13 @@ class NodeEdit:
     def enter(self, path: str, old: torch.fx.Node, new: torch.fx.Node) -> None:
         """Let all that the module at ``path`` computes start from ``new`` in place of ``old``.
 
-        Users outside of the module keep ``old``; the recorded inputs of the module, and of those inside it, follow.
+        Users outside of the module keep ``old``, and so does what this edit inserted to compute ``new``; the recorded
+        inputs of the module, and of those inside it, follow.
         """
         old, new = self._own(old), self._own(new)
-        inside = set(span(self.graph, path))
+        inside = set(span(self.graph, path)) - self._chain(new)
         for user in list(old.users):
-            if user in inside and user is not new:
+            if user in inside:
                 user.replace_input_with(old, new)
         self._layers = self._layers.entered(path, old.name, new.name)
         if not torch_side.same_value(old.meta["val"], new.meta["val"]):
@@ -230,6 +234,16 @@ class NodeEdit:
                 do="replace() it first",
             )
         self._forget(node)
+
+    def _chain(self, new: torch.fx.Node) -> set[torch.fx.Node]:
+        """``new`` and what this edit inserted to compute it: led back to it, they would depend on themselves."""
+        before = self.program[self.name].nodes
+        chain, stack = {new}, [new]
+        while stack:
+            made = [item for item in stack.pop().all_input_nodes if item.name not in before and item not in chain]
+            chain.update(made)
+            stack += made
+        return chain
 
     # Inside -------------------------------------------------------------------------------------------------------
 

@@ -118,6 +118,7 @@ class Pass(ABC):
                     expected=spelled(kind),
                     found=f"{value!r}, {type(value).__name__}"[:80],
                     do="change that option",
+                    shell=f"write {item.name}=VALUE; several values are {item.name}=A,B",
                 )
             object.__setattr__(self, item.name, value)
 

@@ -65,12 +65,12 @@ def resolved_options(item: Pass, findings: Findings, label: str) -> dict[str, An
         options = item.resolved_options(findings)
     for name, value in options.items():
         try:
-            json.dumps(value)
+            json.dumps(value, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise InputTypeError(
                 f"option {name!r} of {type(item).__name__} is no plain data, so no saved program could hold it",
                 pass_name=label,
-                expected="numbers, strings, None, and lists and mappings of these",
+                expected="finite numbers, strings, None, and lists and mappings of these",
                 found=repr(value)[:80],
                 do="give plain data, or override options() and from_options() in the pass",
             ) from error

@@ -6,6 +6,7 @@ field of any other type takes anything, and is for the pass to check.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -43,7 +44,7 @@ def fits(value: Any, kind: Any) -> bool:
     if kind is None or kind is types.NoneType:
         return value is None
     if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return isinstance(value, float) or (type(value) is int and abs(value) <= sys.float_info.max)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if kind in _PLAIN:
@@ -65,7 +66,10 @@ def _fits_container(value: Any, kind: Any, parts: tuple[Any, ...]) -> bool:
 
 
 def fitted(value: Any, kind: Any) -> Any:
-    """Plain data as the type wants it: a list, which is what JSON and a command line give, as a tuple or set."""
+    """Plain data as the type wants it: lists, which JSON and a command line give, as tuples or sets; 1 as 1.0."""
+    if type(value) is int and not _takes(kind, int) and _takes(kind, float):
+        with suppress(OverflowError):
+            return float(value)
     if isinstance(value, list) and not fits(value, kind):
         for container in (tuple, frozenset, set):
             with suppress(TypeError):  # mappings go into no set
@@ -73,6 +77,11 @@ def fitted(value: Any, kind: Any) -> Any:
                 if fits(made, kind):
                     return made
     return value
+
+
+def _takes(kind: Any, plain: type) -> bool:
+    """Whether a type is this one, or a union with it."""
+    return kind is plain or (get_origin(kind) in (Union, types.UnionType) and plain in get_args(kind))
 
 
 def _hashable(value: Any) -> Any:
@@ -88,10 +97,12 @@ def from_text(pieces: Sequence[tuple[str, Any]], kind: Any) -> Any:
             piece is a list of one where only lists are.
 
     Returns:
-        The first reading that fits, else the plainest one.
+        The first reading that fits, else the plainest one. Nothing at all is an empty list where texts are not taken.
     """
     texts, values = [text for text, _ in pieces], [value for _, value in pieces]
     readings: list[Any] = [values, texts] if len(pieces) > 1 else [values[0], texts[0], values, texts]
+    if texts == [""]:
+        readings.insert(2, [])
     for reading in readings:
         made = fitted(reading, kind)
         if fits(made, kind):

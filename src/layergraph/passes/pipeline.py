@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from layergraph.errors import InputError, InputTypeError, LayerGraphError, NotFoundError, RefusedError
@@ -222,9 +223,19 @@ def remove(program: Program, what: Pass | str, **options: Any) -> Program:
     rest = [*program.history[:position], *program.history[position + 1 :]]
     if record.promise == "additive":
         return _without_outputs(program, record, rest)
-    # Who kept weights to undo a pass may go on undoing.
-    keeps = program.original is not None and bool(program.original.kept)
-    return rerun(program.source, rest, keep_weights=keeps, **options)
+    original = program.original
+    if original is None:
+        return rerun(program, rest, **options)
+    # Weights that a pass which stays had dropped are dropped again; who kept weights to undo a pass goes on undoing.
+    was_meta = any(tensor.is_meta for tensor in program.state_dict.values())
+    source = original.restore(program, missing="meta")
+    after = rerun(source, rest, keep_weights=bool(original.kept), **options)
+    if not was_meta and any(tensor.is_meta for tensor in after.state_dict.values()):
+        original.restore(program)  # says which weights are gone
+    if not was_meta and after.original is not None:
+        held = {name: tensor for name, tensor in after.original.kept.items() if not tensor.is_meta}
+        after = after.evolve(original=replace(after.original, kept=held))
+    return after
 
 
 def rerun(source: Program, history: Sequence[PassRecord], **options: Any) -> Program:

@@ -16,6 +16,7 @@ _FOUR_LAYERS = {
     "backbone_config": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4], "reshape_hidden_states": False}
 }
 # These have no default.
+_FULL_ROPE = {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}}
 _EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2}
 _HGNET = {"backbone_config": {"out_features": ["stage1", "stage2", "stage3", "stage4"]}}
 _LCNET = {"out_features": ["stage2", "stage3", "stage4", "stage5"]}
@@ -59,7 +60,9 @@ OVERRIDES: dict[str, Mapping[str, Any]] = {
     "informer": {"prediction_length": 4},
     "time_series_transformer": {"prediction_length": 4},
     "chameleon": {"vocabulary_map": {"<image>": 5}},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "emu3": {"vocabulary_map": {"<image>": 5}},
+    "cohere_compass_text": _FULL_ROPE,
+    "cohere_compass": {"text_config": _FULL_ROPE},
     "deepseek_ocr2": {"text_config": {"num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse"]}},
     "deepseek_ocr2_text": {"num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse"]},
     "deepseek_v2": {"num_experts_per_tok": 2},
@@ -73,6 +76,7 @@ OVERRIDES: dict[str, Mapping[str, Any]] = {
     "step3p5": {"sliding_window": 4},
     "step3p7": {"text_config": {"sliding_window": 4}},
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 48},
+    "qwen3_omni_moe": {"talker_config": {"text_config": {"shared_expert_intermediate_size": 48}}},
     "pix2struct_text_model": {"initializer_range": 0.02, "hidden_size": 64},
     "t5gemma2_text": {"dropout_rate": 0.0},
     "t5gemma2_decoder": {"dropout_rate": 0.0},
