@@ -218,6 +218,10 @@ def test_what_stands_on_dropped_weights_can_be_removed_from_above_them(program, 
     both = cut.apply(Rounded())
     x = torch.randn(2, 4)
     assert not torch.equal(both(x)["first"], cut(x)["first"])
+    on_top = program.apply(Rounded()).apply(lg.TapOutputs("%round_default"))
+    with pytest.raises(InputError, match=r"cannot be removed from under tap-outputs[\s\S]*remove 'tap-outputs' first"):
+        on_top.remove("test-rounded")
+    assert on_top.remove("tap-outputs").remove("test-rounded").fingerprint == program.fingerprint
     back = both.remove("test-rounded")
     assert back.fingerprint == cut.fingerprint and torch.equal(back(x)["first"], cut(x)["first"])
     with pytest.raises(InputError, match="a pass dropped weights that it needs"):

@@ -229,7 +229,16 @@ def remove(program: Program, what: Pass | str, **options: Any) -> Program:
     # Weights that a pass which stays had dropped are dropped again; who kept weights to undo a pass goes on undoing.
     was_meta = any(tensor.is_meta for tensor in program.state_dict.values())
     source = original.restore(program, missing="meta")
-    after = rerun(source, rest, keep_weights=bool(original.kept), **options)
+    try:
+        after = rerun(source, rest, keep_weights=bool(original.kept), **options)
+    except NotFoundError as error:
+        if error.pass_name is None:  # not what a pass named: a pass that is not imported
+            raise
+        raise InputError(
+            f"{record.label} cannot be removed from under {error.pass_name}, which names what it made",
+            found=error.what,
+            do=f"remove {error.pass_name!r} first",
+        ) from error
     if not was_meta and any(tensor.is_meta for tensor in after.state_dict.values()):
         original.restore(program)  # says which weights are gone
     if not was_meta and after.original is not None:

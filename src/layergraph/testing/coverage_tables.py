@@ -17,6 +17,12 @@ _STATES = {
     "untraced": "could not be built, fed or traced; not a matter of the pass",
 }
 _COMMAND = "make coverage"
+_SIZES = (
+    "Where tiny sizes do not fit together, a model is built as its authors made it, with few layers. Inputs are made",
+    "from signature and config; some seventy classes that take what nobody else takes (parts of codecs, decoders of",
+    "masks) have theirs from a table. A row is about the whole model; where that cannot be traced, about its parts.",
+    "",
+)
 
 
 def write_tables(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -29,11 +35,12 @@ def taps_table(rows: Sequence[Mapping[str, Any]]) -> str:
     text = [
         "# Taps, by architecture",
         "",
-        "Every model type of transformers is built tiny, traced without help, and asked for every key of its",
+        "Every model type of transformers is built tiny, traced, and asked for every key of its",
         "`_can_record_outputs`; each entry is compared with the tuples that eager returns, at the traced size",
         "and at another. `largest` is the largest relative difference: 0 is bit for bit. Elsewhere the model has",
         "experts or packed attention, which are traced as other code than eager runs.",
         "",
+        *_SIZES,
         *_head(rows, "taps"),
         "| model type | model | state | keys | entries | largest | reason |",
         "|---|---|---|---|---|---|---|",
@@ -53,10 +60,11 @@ def patch_embed_table(rows: Sequence[Mapping[str, Any]]) -> str:
     text = [
         "# Convolutions as Linear, by architecture",
         "",
-        "Every model type of transformers is built tiny, traced without help and rewritten with",
+        "Every model type of transformers is built tiny, traced and rewritten with",
         "`FusePatchEmbed(conv2d=True)`; outputs are compared with eager, weights with its state dict, bit",
         "for bit. Model types without a convolution are counted, not listed.",
         "",
+        *_SIZES,
         *_head(rows, "patch_embed"),
         "| model type | model | state | rewritten | left alone | largest | reason |",
         "|---|---|---|---|---|---|---|",
@@ -103,16 +111,18 @@ def _head(rows: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
 def _kind_of_reason(row: Mapping[str, Any]) -> str:
     """Where it stopped, in words that can be counted."""
     reason = row["reason"]
+    if "no forward of its own" in reason:
+        return "it has no forward of its own, only methods"
     if "cannot be made" in reason or ("needs" in reason and row["stage"] == "inputs"):
         return "no recipe makes its example inputs"
     if "itself fails on these example inputs" in reason or row["stage"] in ("inputs", "eager"):
-        return "the tiny model itself fails on its example inputs"
+        return "eager itself fails on these sizes or inputs"
     if row["stage"] == "config":
         if "no model class" in reason or "No module named 'transformers" in reason:
             return "transformers has no model class for it alone"
         if "ImportError" in reason or "ModuleNotFound" in reason or "library" in reason:
             return "needs a package that is not installed"
-        return "the shrunk config does not build"
+        return "its config cannot be made small"
     if row["stage"] == "limit":
         return "more time or memory than allowed"
     return "torch.export cannot trace it"
